@@ -115,9 +115,8 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
         from orchestrator.selection.finalizer import finalize as run_finalizer
         from orchestrator.sweep import sweep_as_it_ran
 
-    with using_task_of(name):
-        sweep = sweep_as_it_ran(workspace, name, chosen, imported())
-    with ray_of(places.on):
+    sweep = sweep_as_it_ran(workspace, name, chosen, imported())
+    with using_task_of(name), ray_of(places.on):
         verdict = run_finalizer(sweep, workspace, echo, typed)
     _print_verdict(verdict)
     show_pages(workspace, [name])

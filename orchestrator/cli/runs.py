@@ -192,18 +192,16 @@ def _go_on(
         from orchestrator.sweep import resumable, resume_sweep
 
     if _is_suite_here(name, workspace):
-        with using_task_of(name):
-            suite = resumable_suite(
-                name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
-            )
-        with ray_of(places.on):
+        suite = resumable_suite(
+            name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
+        )
+        with using_task_of(name), ray_of(places.on):
             result = resume_suite(suite, workspace, echo)
         say_suite_done(workspace, name, result)
         return
     refuse_without(name, without)
-    with using_task_of(name):
-        definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
-    with ray_of(places.on):
+    definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
+    with using_task_of(name), ray_of(places.on):
         resume_sweep(definition, workspace, echo)
     say_done(workspace, name)
 

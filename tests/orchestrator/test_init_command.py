@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -121,16 +122,34 @@ def test_a_task_of_windows_reads_rows_from_elsewhere_by_their_own_encoding(
     assert "tickets.csv is read as UTF-8, not cp1252 as the task says" in trained.output
 
 
-def test_a_task_file_that_is_not_there_is_asked_after_before_anything_is_said(here: Path) -> None:
+def test_a_task_file_that_is_not_there_is_asked_after_before_anything_is_said(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tickets(here / "tickets.csv")
     assert run("init", "tickets.csv").exit_code == 0
-    for words in (("compare", "tickts.yaml", "--plan"), ("train", "task=tickts.yaml", "plm=x")):
+    train = ("train", f"plm={tiny}")
+    for words in (("compare", "tickts.yaml", "--plan"), (*train, "task=tickts.yaml")):
         refused = run(*words)
         assert refused.exit_code == 2
         assert refused.output.startswith("error: task file 'tickts.yaml' is not there — did you ")
         assert "did you mean 'tickets.yaml'?" in refused.output
-        assert "typed first" not in refused.output
-    assert "did you mean" not in run("train", "task=reviews.yaml", "plm=x").output
+        assert "was begun" not in refused.output
+    assert "did you mean" not in run(*train, "task=reviews.yaml").output
+    # A run that is there was begun where its path leads to the file.
+    chosen = {"task": "tickets.yaml", "name": "first", "plm": tiny}
+    made = Definition(
+        resolved=load_sweep("minilm", chosen).model_dump(mode="json"), data_fingerprint="d",
+        plm_fingerprint="p", origin=Origin(file="minilm", overrides=chosen),
+    )  # fmt: skip
+    (here / "runs" / "sweeps" / "first").mkdir(parents=True)
+    made.write(here / "runs" / "sweeps" / "first")
+    monkeypatch.setattr("orchestrator.cli.runs.ray_of", lambda on: contextlib.nullcontext())
+    monkeypatch.setattr("orchestrator.sweep.concurrency", lambda resources: 1)  # it asks Ray
+    monkeypatch.chdir("/")
+    refused = run("resume", "first")
+    assert refused.exit_code == 2
+    assert "task file 'tickets.yaml' is not there; paths start at /" in refused.output
+    assert "'first' was begun in a folder from which" in refused.output
 
 
 def test_code_beside_a_tokenizer_is_refused_and_a_yes_in_a_pipe_runs_nothing(

@@ -144,7 +144,8 @@ class FilesFile(StrictModel):
     """Sign between cells of .csv and .txt files; None: whichever of comma, tab, semicolon and bar
     stands equally often in the first rows."""
     encoding: str = UTF_8
-    """Encoding of files of text, as utf-8, latin-1, cp1252 or utf-16."""
+    """Encoding of tables and texts that show no other, as utf-8, latin-1, cp1252 or utf-16; the
+    rule is in `tinyattn.data.reading.encodings`."""
     columns: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
         None, min_length=1
     )
