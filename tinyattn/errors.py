@@ -42,6 +42,10 @@ class TaskError(UsageError):
     """A task that is unknown, or data that do not fit their task."""
 
 
+class AbsentTaskFileError(TaskError):
+    """A task's YAML file that is not where it was named."""
+
+
 class PlmError(UsageError):
     """A pretrained language model that cannot be found or adapted."""
 

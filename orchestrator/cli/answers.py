@@ -84,7 +84,8 @@ def predict(
             found = predict_mixed(workspace, names, plm, rows, keep)
         else:
             found = predict_file(workspace, task, plm, rows, keep)
-    for note in _notes(found):
+        found = replace(found, notes=_called(rows, file, found.notes))
+    for note in (*found.notes, *_notes(found)):
         click.echo(f"note: {note}", err=True)
     if output is None or prints:
         click.echo(lines_of(found.answers), nl=False)
@@ -172,6 +173,7 @@ def evaluate(
 
     with _rows_of(file, form) as rows, adapter_named(workspace, name, plm) as predictor:
         found = judge(predictor, rows, by=by, group=group, temperature=temperature, wrong=wrong)
+        found = replace(found, notes=_called(rows, file, found.notes))
     if str(file) == "-":
         found = replace(found, source=_STDIN)
     if html_file is not None:
@@ -212,6 +214,11 @@ def _show(found: Evaluation) -> None:
     console = Terminal(table_width())
     for part in render(found):
         console.print(part, highlight=False)
+
+
+def _called(rows: Path, file: Path, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return notes on the rows that were read, in which the copy of standard input is called so."""
+    return tuple(n.replace(str(rows), _STDIN) for n in notes) if str(file) == "-" else notes
 
 
 @contextlib.contextmanager

@@ -19,7 +19,13 @@ from click.core import ParameterSource
 from orchestrator.spec.command import Command, Kind
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
-from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
+from tinyattn.errors import (
+    AbsentTaskFileError,
+    TaskError,
+    TinyAttnError,
+    UsageError,
+    did_you_mean,
+)
 from tinyattn.files.uris import hide_credentials, without_secrets
 from tinyattn.plugins import Plugin, load_all
 
@@ -284,6 +290,18 @@ def going_on_by(command: Command) -> Iterator[None]:
     except KeyboardInterrupt:
         raise TinyAttnError(
             f"interrupted; what had ended is kept; `{command.typed}` goes on where it was"
+        ) from None
+
+
+@contextmanager
+def using_task_of(name: str) -> Iterator[None]:
+    """Say of a task file that a run names and that is not there where to find it."""
+    try:
+        yield
+    except AbsentTaskFileError as error:
+        raise TaskError(
+            f"{error}; '{name}' was begun in a folder from which its task's path leads to the "
+            "file: type the command there"
         ) from None
 
 

@@ -96,6 +96,8 @@ def compare(
     are, and more --methods join. Overrides are for all methods alike: epochs=2 max_train_rows=2000
     """
     chosen = parse_overrides(overrides)
+    from tinyattn.tasks import find_task
+
     with imports_uncollected():
         from orchestrator.comparison.across.tasks import metric_note, named_tasks, names_of
         from orchestrator.comparison.methods import one_head_size, sized_methods
@@ -105,6 +107,8 @@ def compare(
 
     typed = named_tasks(task)
     whole, tasks = names_of([written_out(word) for word in typed], name)
+    for own in tasks.values():
+        find_task(own)  # a mistake in its name shows before anything else is said
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
     if len(sized) < 2:

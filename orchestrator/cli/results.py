@@ -22,6 +22,7 @@ from orchestrator.cli.common import (
     refuse_pet,
     show_leaderboard,
     show_pages,
+    using_task_of,
     workspace_of,
 )
 from orchestrator.terminal import Terminal
@@ -115,7 +116,7 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
         from orchestrator.sweep import sweep_as_it_ran
 
     sweep = sweep_as_it_ran(workspace, name, chosen, imported())
-    with ray_of(places.on):
+    with using_task_of(name), ray_of(places.on):
         verdict = run_finalizer(sweep, workspace, echo, typed)
     _print_verdict(verdict)
     show_pages(workspace, [name])

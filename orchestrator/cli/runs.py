@@ -15,6 +15,7 @@ from orchestrator.cli.common import (
     ray_of,
     run_again,
     say_at_terminal,
+    using_task_of,
     workspace_of,
 )
 from orchestrator.cli.sweeps import (
@@ -194,13 +195,13 @@ def _go_on(
         suite = resumable_suite(
             name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
         )
-        with ray_of(places.on):
+        with using_task_of(name), ray_of(places.on):
             result = resume_suite(suite, workspace, echo)
         say_suite_done(workspace, name, result)
         return
     refuse_without(name, without)
     definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
-    with ray_of(places.on):
+    with using_task_of(name), ray_of(places.on):
         resume_sweep(definition, workspace, echo)
     say_done(workspace, name)
 

@@ -16,7 +16,7 @@ from orchestrator.registry.champions import champion
 from orchestrator.state.workspace import Workspace
 from tinyattn.adapters.checkpoint import CONFIG_FILE
 from tinyattn.data.forms import checked_rows
-from tinyattn.data.reading import read_file, values_of
+from tinyattn.data.reading import encoding_notes, read_file, values_of
 from tinyattn.data.splits import read_columns
 from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor, one_each
@@ -40,6 +40,8 @@ class Predicted:
     """Columns of the file that nothing reads and nobody asked to keep."""
     renamed: Mapping[str, str]
     """Kept columns that have the name of an answer → what they are called beside it."""
+    notes: tuple[str, ...] = ()
+    """What is said of how the file was read."""
 
 
 @contextlib.contextmanager
@@ -85,7 +87,8 @@ def predict_file(
         kept = kept_columns(keep, table.column_names, str(file))
         split = predictor.split(checked_rows(table, own, str(file), labelled=False))
         answers = predictor.predict_split(split)
-        return _told(answers, table, kept, [own], split.truncated)
+        found = _told(answers, table, kept, [own], split.truncated)
+        return replace(found, notes=encoding_notes(file, own.form.encoding))
 
 
 def predict_mixed(

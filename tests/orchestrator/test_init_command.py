@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -100,6 +101,83 @@ def test_rows_of_an_adapter_to_start_from_are_known_to_the_one_trained_from_it(
         assert told.exit_code == 0, told.output
         assert f"beware: {known} of the {rows} rows are" in told.output
     assert f"beware: {first} of the 120 rows" in run("evaluate", "one/adapter", "all.csv").output
+
+
+def test_a_task_of_windows_reads_rows_from_elsewhere_by_their_own_encoding(
+    here: Path, tiny: str
+) -> None:
+    lines = [f"“Überweisung” {at} für Köln {at * 3};{('ja', 'nein')[at % 2]}" for at in range(40)]
+    (here / "tickets.csv").write_bytes(("Betreff;Klasse\n" + "\n".join(lines)).encode("cp1252"))
+    assert run("init", "tickets.csv", "--plm", tiny).exit_code == 0
+    assert "encoding: cp1252" in (here / "tickets.yaml").read_text("utf-8")
+    trained = run("train", "task=tickets.yaml", f"plm={tiny}", *SHORT, "--output", "out")
+    assert trained.exit_code == 0, trained.output
+    text = "Überweisung 12 für Zürich ”"
+    (here / "new.jsonl").write_text(json.dumps({"Betreff": text}, ensure_ascii=False), "utf-8")
+    table = f"Betreff;Klasse\n{text};ja\n"
+    for encoding in ("cp1252", "utf-8", "utf-8-sig", "utf-16"):
+        (here / f"{encoding}.csv").write_bytes(table.encode(encoding))
+    found = []
+    for name in ("new.jsonl", "cp1252.csv", "utf-8.csv", "utf-8-sig.csv", "utf-16.csv"):
+        answered = run("predict", "out/adapter", name, "--keep", "Betreff", "-o", "answers.jsonl")
+        assert answered.exit_code == 0, answered.output
+        found.append((here / "answers.jsonl").read_text("utf-8"))
+        noted = "UTF-16" if name == "utf-16.csv" else "UTF-8"
+        note = f"note: {name} is read as {noted}, not cp1252 as the task says\n"
+        assert (note in answered.output) == name.startswith("utf")
+    assert json.loads(found[0])["Betreff"] == text
+    assert set(found) == {found[0]}
+    for words, content in (((), (here / "new.jsonl").read_bytes()),
+                           (("--format", "csv"), table.encode())):  # fmt: skip
+        typed = ["predict", "out/adapter", "-", "--keep", "Betreff", *words]
+        answered = CliRunner().invoke(main, typed, input=content)
+        assert answered.stdout == found[0]
+        note = "note: standard input is read as UTF-8, not cp1252 as the task says\n"
+        assert (note in answered.stderr) == bool(words)
+    judged = run("evaluate", "out/adapter", "utf-8.csv", "--json", "all.json")
+    assert "utf-8.csv is read as UTF-8, not cp1252 as the task says" in judged.output
+    for name in ("again.csv", "again.jsonl"):  # what predict writes is read again
+        assert (
+            run("predict", "out/adapter", "new.jsonl", "--keep", "all", "-o", name).exit_code == 0
+        )
+        again = run("predict", "out/adapter", name, "--keep", "Betreff", "-o", "answers.jsonl")
+        assert again.exit_code == 0, again.output
+        answer = json.loads((here / "answers.jsonl").read_text("utf-8"))
+        assert answer["Betreff"] == text
+    # So is a training file that is saved anew.
+    (here / "tickets.csv").write_text("Betreff;Klasse\n" + "\n".join(lines), "utf-8")
+    trained = run("train", "task=tickets.yaml", f"plm={tiny}", *SHORT, "--output", "anew")
+    assert "tickets.csv is read as UTF-8, not cp1252 as the task says" in trained.output
+
+
+def test_a_task_file_that_is_not_there_is_asked_after_before_anything_is_said(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets(here / "tickets.csv")
+    assert run("init", "tickets.csv").exit_code == 0
+    train = ("train", f"plm={tiny}")
+    for words in (("compare", "tickts.yaml", "--plan"), (*train, "task=tickts.yaml")):
+        refused = run(*words)
+        assert refused.exit_code == 2
+        assert refused.output.startswith("error: task file 'tickts.yaml' is not there — did you ")
+        assert "did you mean 'tickets.yaml'?" in refused.output
+        assert "was begun" not in refused.output
+    assert "did you mean" not in run(*train, "task=reviews.yaml").output
+    # A run that is there was begun where its path leads to the file.
+    chosen = {"task": "tickets.yaml", "name": "first", "plm": tiny}
+    made = Definition(
+        resolved=load_sweep("minilm", chosen).model_dump(mode="json"), data_fingerprint="d",
+        plm_fingerprint="p", origin=Origin(file="minilm", overrides=chosen),
+    )  # fmt: skip
+    (here / "runs" / "sweeps" / "first").mkdir(parents=True)
+    made.write(here / "runs" / "sweeps" / "first")
+    monkeypatch.setattr("orchestrator.cli.runs.ray_of", lambda on: contextlib.nullcontext())
+    monkeypatch.setattr("orchestrator.sweep.concurrency", lambda resources: 1)  # it asks Ray
+    monkeypatch.chdir("/")
+    refused = run("resume", "first")
+    assert refused.exit_code == 2
+    assert "task file 'tickets.yaml' is not there; paths start at /" in refused.output
+    assert "'first' was begun in a folder from which" in refused.output
 
 
 def test_code_beside_a_tokenizer_is_refused_and_a_yes_in_a_pipe_runs_nothing(

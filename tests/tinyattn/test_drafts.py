@@ -18,7 +18,7 @@ import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tinyattn.config import TrainConfig
-from tinyattn.data.splits import DataRequest, load_data
+from tinyattn.data.splits import DataRequest, load_data, read_split
 from tinyattn.drafts.columns import UnclearError
 from tinyattn.drafts.given import written_out
 from tinyattn.drafts.looking import Draft, Wish, draft_of
@@ -302,7 +302,58 @@ def test_a_split_that_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
     write(tmp_path, "test.csv", "text\nwithout a label\n")
     draft = draft_of(file, Wish())
     assert "validation.csv beside it is left out: it has no column 'text'" in noticed(draft)
-    assert "splits" not in draft.content, "test.csv has its usual name"
+    assert draft.content["splits"] == {"validation": None}, "test.csv has its usual name"
+    (tmp_path / "my.yaml").write_text(page(draft, tmp_path / "my.yaml"), "utf-8")
+    assert find_task(str(tmp_path / "my.yaml")).splits.validation is None
+    # Nor is it a split of rows that are called otherwise.
+    other = draft_of(write(tmp_path, "tickets.csv", rows_of(["x", "y"] * 20)), Wish())
+    assert find_task(other.content).splits.validation is None
+    (tmp_path / "validation.csv").unlink()
+    assert "splits" not in draft_of(file, Wish()).content
+
+
+@pytest.mark.parametrize("windows", ["train", "validation"])
+def test_each_file_of_a_folder_is_looked_at_with_its_own_encoding(
+    windows: str, tmp_path: Path
+) -> None:
+    for name in ("train", "validation"):
+        texts = (f"“{name}” für {own}" for own in sentences())
+        content = rows_of(["grün", "rot"] * 20, list(itertools.islice(texts, 40)))
+        encoding = "cp1252" if name == windows else "utf-8"
+        (tmp_path / f"{name}.csv").write_bytes(content.encode(encoding))
+    draft = draft_of(tmp_path / "train.csv", Wish())
+    assert draft.content["files"] == {"encoding": "cp1252"}
+    assert draft.content["labels"] == ["grün", "rot"]
+    assert "left out" not in noticed(draft)
+    other = "validation" if windows == "train" else "train"
+    assert f"{other}.csv is read as UTF-8, not cp1252 as the task says" in draft.noticed
+    task = find_task(draft.content)
+    for name in ("train", "validation"):
+        rows, _ = read_split(task, name, None)
+        assert rows["text"][0].startswith(f"“{name}” für ")
+
+
+def test_a_text_with_several_scores_is_said_to_have_scores(tmp_path: Path) -> None:
+    texts = [*itertools.islice(sentences(), 30)]
+    texts[3] = texts[2]
+    draft = draft_of(
+        write(tmp_path, "my.csv", rows_of([f"{at / 7:.2f}" for at in range(30)], texts)), Wish()
+    )
+    assert "1 text has several scores: rows 3 and 4 (the first: '0.29', '0.43')" in noticed(draft)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["the orchestra played well", "my bicycle is broken", "ships sail at dawn"],
+        ["a good thing", "hmm terrible", "an ok thing"],
+    ],
+)
+def test_few_rows_are_not_like_each_other_for_being_few(texts: list[str], tmp_path: Path) -> None:
+    rows = rows_of(["x", "y", "x"], texts)
+    said = noticed(draft_of(write(tmp_path, "my.csv", rows), Wish()))
+    assert "like too many others" not in said
+    assert "nearly copies" not in said
 
 
 def test_several_files_that_may_judge_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import datasets
 import pytest
 
-from tinyattn.data.reading import read_file, values_of
+from tinyattn.data.reading import encoding_notes, read_file, values_of
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import FileForm, check_form
 
@@ -159,7 +160,62 @@ def test_a_form_says_what_an_ending_does_not(tmp_path: Path) -> None:
     wide = '{"text": "ö"}\n'.encode("utf-16")
     assert read(tmp_path / "b.jsonl", wide, FileForm(encoding="utf-16"))["text"][:] == ["ö"]
     with pytest.raises(TaskError, match="line 1 or one after it is no ascii"):
-        read(tmp_path / "c.csv", "a,b\nö,1\n", FileForm(encoding="ascii"))
+        read(tmp_path / "c.csv", "a,b\nö,1\n".encode("latin-1"), FileForm(encoding="ascii"))
+
+
+GERMAN, CHINESE = "text\nÜberweisung für Zürich ”\n", "text\n通\n"
+ENCODED: dict[str, tuple[str, str, str, str, str | None]] = {
+    "as the task says": (".csv", GERMAN, "cp1252", "cp1252", None),
+    "UTF-8": (".csv", GERMAN, "utf-8", "cp1252", "UTF-8"),
+    "UTF-8, packed": (".csv.gz", GERMAN, "utf-8", "cp1252", "UTF-8"),
+    "a mark of UTF-8": (".tsv", GERMAN, "utf-8-sig", "cp1252", "UTF-8"),
+    "a mark of UTF-16": (".txt", GERMAN, "utf-16", "cp1252", "UTF-16"),
+    "a mark, and nothing said": (".csv", GERMAN, "utf-16", "utf-8", None),
+    "a mark beside its order": (".csv", GERMAN, "utf-16", "utf-16-le", None),
+    "wide without a mark": (".csv", GERMAN, "utf-16-le", "utf-16-le", None),
+    "UTF-8, said to be wide": (".csv", "text\nall of it ASCII\n", "utf-8", "utf-16", "UTF-8"),
+    "JSON lines": (".jsonl", '{"text": "Zürich ”"}\n', "utf-8", "cp1252", None),
+    "JSON lines with a mark": (".jsonl", '{"text": "Zürich ”"}\n', "utf-8-sig", "utf-16", None),
+    "GBK that is valid UTF-8 too": (".csv", CHINESE, "gbk", "gbk", None),
+    "UTF-8, said to be GBK": (".csv", CHINESE, "utf-8", "gbk", "UTF-8"),
+    "letters as ASCII": (".csv", "text\nあいう\n", "iso-2022-jp", "iso-2022-jp", None),
+    "Shift JIS": (".csv", "text\nテスト、あいう\n", "shift_jis", "shift_jis", None),
+    "Cyrillic": (".csv", "text\nПривет мир\n", "koi8-r", "koi8-r", None),
+}
+"""Name -> ending, content, its encoding, that of the task, and what a note calls it."""
+
+
+@pytest.mark.parametrize("case", ENCODED)
+def test_a_file_has_the_encoding_that_it_shows_and_else_that_of_its_task(
+    case: str, tmp_path: Path
+) -> None:
+    ending, content, encoding, stated, noted = ENCODED[case]
+    file = tmp_path / f"x{ending}"
+    whole = content.encode(encoding)
+    whole = gzip.compress(whole) if ending.endswith(".gz") else whole
+    text = json.loads(content)["text"] if ending == ".jsonl" else content.split("\n")[1]
+    assert read(file, whole, FileForm(encoding=stated)).to_list() == [{"text": text}]
+    note = f"{file} is read as {noted}, not {stated} as the task says"
+    assert encoding_notes(file, stated) == (() if noted is None else (note,))
+
+
+def test_texts_of_a_folder_have_each_its_encoding_and_words_too(tmp_path: Path) -> None:
+    for at, encoding in enumerate(("cp1252", "utf-8", "utf-8-sig", "utf-16")):
+        (tmp_path / "rows" / "good").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "rows" / "good" / f"{at}.txt").write_bytes("Zürich”".encode(encoding))
+    form = FileForm(encoding="cp1252")
+    assert read_file(tmp_path / "rows", tmp_path, form)["text"][:] == ["Zürich”"] * 4
+    (note,) = encoding_notes(tmp_path / "rows", "cp1252")
+    assert "1.txt is read as UTF-8, not cp1252 as the task says (and 2 others" in note
+    words = read(tmp_path / "a.conll", "Zürich B\n", form)["words"][:]
+    assert words == [["Zürich"]]
+
+
+def test_what_is_no_utf_8_gets_advice_that_can_be_followed(tmp_path: Path) -> None:
+    for name, form in (("a.csv", FileForm()), ("a.jsonl", FileForm(encoding="cp1252"))):
+        with pytest.raises(TaskError, match="`iconv -f cp1252 -t utf-8`") as caught:
+            read(tmp_path / name, '{"text": "ü"}\n'.encode("cp1252"), form)
+        assert ("its YAML file names" in str(caught.value)) == (name == "a.csv")
 
 
 def test_a_header_is_no_row_where_the_form_names_the_columns(tmp_path: Path) -> None:

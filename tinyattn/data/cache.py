@@ -29,7 +29,7 @@ from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
 from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.grouping.groups import Groups, group_rows, row_words
-from tinyattn.tasks.base import PLAIN, Task
+from tinyattn.tasks.base import PLAIN, UTF_8, Task
 
 _FORMAT = 9  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
@@ -99,6 +99,8 @@ def _key(task: Task, form: Form, source: Source) -> str:
         content.append({"multilabel": [task.multilabel.separators, task.multilabel.columns]})
     if task.form != PLAIN:
         content.append(asdict(task.form))
+    if task.form.encoding != UTF_8:
+        content.append("each file by its own encoding")  # before, all were read by the task's
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

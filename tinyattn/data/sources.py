@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
 from tinyattn.compat.datasets_compat import hub_left_alone
-from tinyattn.data.reading import digest_folder, quiet_datasets, read_file
+from tinyattn.data.reading import digest_folder, encoding_notes, quiet_datasets, read_file
 from tinyattn.errors import AbsentDataError, TaskError
 from tinyattn.tasks.base import ENDINGS, Task, find_split
 from tinyattn.tasks.shipped.agreement import AGREEMENT, generate_splits
@@ -39,6 +39,8 @@ class Source:
     """Split -> file or hub name, for messages."""
     read: Callable[[str, Path], datasets.Dataset]
     """Read one split, given its name and a scratch folder."""
+    notes: tuple[str, ...] = ()
+    """Which files are of another encoding than the task says."""
     soft: str | None = None
     """Split that may have soft labels; None: none may."""
 
@@ -58,7 +60,7 @@ class Source:
             {**self.digests, split: digest_file(file)},
             {**self.places, split: str(file)},
             read,
-            split,
+            soft=split,
         )
 
 
@@ -160,6 +162,7 @@ def _files(task: Task, folder: Path, splits: list[str]) -> Source:
         digests={split: digest_path(path) for split, path in paths.items()},
         places={split: str(path) for split, path in paths.items()},
         read=lambda split, scratch: read_file(paths[split], scratch, task.form, words=task.tagging),
+        notes=tuple(n for path in paths.values() for n in encoding_notes(path, task.form.encoding)),
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from tinyattn.data.cache import Stored, stored_splits
 from tinyattn.data.forms import Form, TextForm, checked_rows, form_of, refuse_carving
 from tinyattn.data.labels import check_label_sets, threshold_notes
-from tinyattn.data.reading import read_file
+from tinyattn.data.reading import encoding_notes, read_file
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
 from tinyattn.data.tokenise import as_split, tokenise
@@ -88,7 +89,8 @@ def load_data(
         extra=extra,
         fingerprint=_fingerprint(task, stored.fingerprint),
         truncated=sum(split.truncated for split in used),
-        carve_notes=carve_notes(theirs, len(rows))
+        carve_notes=source.notes
+        + carve_notes(theirs, len(rows))
         + shared_notes(stored.shared, stored.splits)
         + (() if task.multilabel is None else threshold_notes(task, select)),
         separator=form.separator if isinstance(form, TextForm) else None,
@@ -150,11 +152,16 @@ def _divide(
 def read_rows(path: Path, task: Task) -> datasets.Dataset:
     """Read and check a file to predict on: its texts, and what is right if every row has it.
 
+    A warning says where it is of another encoding than the task says.
+
     Raises:
         TaskError: the file is not there, damaged, empty, or does not fit the task.
         StorageError: there is no scratch space to read it.
     """
-    return checked_rows(read_columns(path, task), task, str(path), labelled=False)
+    rows = read_columns(path, task)
+    for note in encoding_notes(path, task.form.encoding):
+        warnings.warn(note, stacklevel=2)
+    return checked_rows(rows, task, str(path), labelled=False)
 
 
 def read_columns(path: Path, task: Task) -> datasets.Dataset:

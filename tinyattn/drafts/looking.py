@@ -14,7 +14,7 @@ import datasets
 import pyarrow as pa
 
 from tinyattn.data.forms import training_rows
-from tinyattn.data.reading import read_file
+from tinyattn.data.reading import encoding_notes, read_file
 from tinyattn.data.rows import spelt
 from tinyattn.drafts.answers import Answers, answers_of, labels_in
 from tinyattn.drafts.columns import Choice, Column, chosen, columns_of
@@ -22,10 +22,10 @@ from tinyattn.drafts.lengths import about_lengths
 from tinyattn.drafts.noticed import about_carving, about_splits, about_texts
 from tinyattn.drafts.places import Place, find_place
 from tinyattn.drafts.words import shown
-from tinyattn.drafts.written import Written, written
+from tinyattn.drafts.written import Written, with_files_beside, written
 from tinyattn.errors import StorageError, TaskError, UsageError
 from tinyattn.tasks import TASKS, Task, find_task
-from tinyattn.tasks.base import PLAIN, FileForm
+from tinyattn.tasks.base import PLAIN, FileForm, find_split
 from tinyattn.tasks.label_names import LabelNames
 
 
@@ -81,7 +81,9 @@ def draft_of(path: Path, wish: Wish) -> Draft:
         PlmError: the PLM's files cannot be read.
     """
     place = find_place(path.expanduser())
-    found = written(place.path(place.train))
+    train = place.path(place.train)
+    beside = [place.path(own) for own in (place.validation, place.test) if own is not None]
+    found = with_files_beside(written(train), train, beside)
     try:
         with tempfile.TemporaryDirectory() as scratch:
             return _look(path, place, found, wish, Path(scratch))
@@ -110,10 +112,11 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
     fit = [at for at, own in enumerate(texts) if all(map(str.strip, own)) and read[at] is not None]
     noticed = [
         *found.notes,
+        *_read_otherwise([train, *others.values()], form),
         *left_out,
         *answers.noticed,
         *_about_flags(train.rows, choice),
-        *about_texts(texts, read),
+        *about_texts(texts, read, _called(task)),
         *about_splits(texts, {name: _texts_of(own, choice) for name, own in others.items()}),
         *([about_lengths(texts, wish.plm)] if wish.plm else []),
         *_as_training(task, train, choice, names, fit),
@@ -122,6 +125,13 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
         path, content, _remarks(choice, answers, train.rows), answers.counts, len(train.rows),
         tuple(noticed),
     )  # fmt: skip
+
+
+def _read_otherwise(splits: Sequence[_Split], form: FileForm) -> Iterator[str]:
+    """Yield which files are of another encoding than the task says."""
+    for split in splits:
+        for note in encoding_notes(split.path, form.encoding):
+            yield note.removeprefix(f"{split.path.parent}/")
 
 
 def _about_flags(rows: datasets.Dataset, choice: Choice) -> Iterator[str]:
@@ -197,7 +207,11 @@ def _content(
         "validation": place.validation if "validation" in others else None,
         "test": place.test if "test" in others else None,
     }
-    own_names = {name: split for name, split in splits.items() if split not in (None, name)}
+    own_names: dict[str, str | None] = {
+        name: split for name, split in splits.items() if split not in (None, name)
+    }
+    if splits["validation"] is None and find_split(place.folder, "validation") is not None:
+        own_names["validation"] = None  # a task takes a file of this name unless told not to
     files = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(form).items()
@@ -272,6 +286,12 @@ def _task(content: Mapping[str, object], path: Path) -> Task:
         return find_task(content)
     except UsageError as error:
         raise TaskError(f"{path}: {shown(str(error).removeprefix('task: '), 500)}") from None
+
+
+def _called(task: Task) -> str:
+    if task.generation is not None:
+        return "target"
+    return "score" if task.is_regression else "label"
 
 
 def _as_training(

@@ -22,17 +22,18 @@ Texts = Sequence[tuple[str, ...]]
 """The texts of each row: one, or two of a pair."""
 
 
-def about_texts(texts: Texts, labels: Sequence[object]) -> Iterator[str]:
+def about_texts(texts: Texts, labels: Sequence[object], called: str = "label") -> Iterator[str]:
     """Yield what is odd about the rows to train on.
 
     Args:
         texts: of each row; an empty text where a row has none.
         labels: of each row, as the task reads them; None where a row has none.
+        called: what a row's answer is: a label, score or target.
     """
     if empty := [at for at, own in enumerate(texts) if not all(text.strip() for text in own)]:
         yield f"{_rows(len(empty))} an empty text: {_numbers(empty)}"
     if lacking := [at for at, own in enumerate(labels) if own is None]:
-        yield f"{_rows(len(lacking))} no label, which cannot be trained on: {_numbers(lacking)}"
+        yield f"{_rows(len(lacking))} no {called}, which cannot be trained on: {_numbers(lacking)}"
     places: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for at, own in enumerate(texts):
         places[own].append(at)
@@ -47,7 +48,7 @@ def about_texts(texts: Texts, labels: Sequence[object]) -> Iterator[str]:
         word = "texts have" if len(at_odds) > 1 else "text has"
         first = at_odds[0]
         both = ", ".join(f"'{shown(own)}'" for own in dict.fromkeys(labels[at] for at in first))
-        yield f"{len(at_odds):,} {word} several labels: {_groups(at_odds)} (the first: {both})"
+        yield f"{len(at_odds):,} {word} several {called}s: {_groups(at_odds)} (the first: {both})"
 
 
 def about_carving(task: Task, rows: datasets.Dataset) -> Iterator[str]:

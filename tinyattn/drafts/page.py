@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|\.")
 _FIXED = {
     "name": "in sweeps and leaderboards",
     "folder": "of the files, relative to this one",
-    "splits": "files by their names without endings; rows to select on come from train",
+    "splits": "files by their names without endings, null: none; rows to select on are train's",
     "files": "how they are written",
     "text_columns": "two for pairs",
     "target_column": "the text that is right",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinyattn.data.reading.bounds import blocks_of
+from tinyattn.data.reading.encodings import HEAD, head_of, marked_as, widest
 from tinyattn.data.reading.tables import (
     SEPARATORS,
     beginning_of,
@@ -19,15 +18,9 @@ from tinyattn.data.reading.tables import (
 )
 from tinyattn.drafts.words import is_number, is_usual, repeats
 from tinyattn.errors import StorageError, TaskError
-from tinyattn.files.outside import UnfitError, open_file, reason
+from tinyattn.files.outside import UnfitError, reason
 from tinyattn.tasks.base import ENDINGS, PLAIN, UTF_8, WORD_ENDINGS, FileForm
 
-_MARKS = (
-    (b"\xff\xfe\x00\x00", "utf-32"), (b"\x00\x00\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
-    (b"\xfe\xff", "utf-16"),
-)  # fmt: skip
-"""Byte-order marks, the longer first; that of UTF-8 needs no other encoding."""
-_HEAD = 4096
 _MOST_ROWS = 5000
 """Rows that are looked at for separator and header."""
 _LONG = 5
@@ -56,22 +49,61 @@ def written(path: Path) -> Written:
         TaskError: it is no text where it should be.
         StorageError: it cannot be read.
     """
-    ending = next((own for own in ENDINGS if path.name.endswith(own)), "").removesuffix(".gz")
+    ending = _ending(path)
     try:
         if path.is_dir():
-            return _coded(_encoding_of_all(sorted(path.glob("*/*.txt"))))
+            return _coded(_unmarked(path))
         if ending in (".parquet", ".arrow"):
             return Written(PLAIN)
         if not path.stat().st_size:
             raise TaskError(f"{path}: the file is empty; expected rows")
-        found = _coded(encoding_of(path))
+        if ending.startswith(".json"):  # in UTF-8, or it is refused where it is read
+            return Written(PLAIN)
+        found = _coded(marked_as(head_of(path)) or encoding_without_mark(path))
         if ending in WORD_ENDINGS or (ending == ".txt" and _has_words(path, found.form)):
             return replace(found, has_words=True)
-        return found if ending.startswith(".json") else _table(path, found)
+        return _table(path, found)
     except UnfitError as error:
         raise TaskError(f"{path}: {error}") from None
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def with_files_beside(found: Written, train: Path, others: Sequence[Path]) -> Written:
+    """Return how the files of a task are written, of which one beside the rows to train on may be
+    of another encoding; the rule of `data.reading.encodings` reads each by its own."""
+    own = UTF_8 if _is_marked(train) else found.form.encoding
+    theirs = {file: _encoding_beside(file) for file in others}
+    encoding = widest([own, *theirs.values()])
+    if encoding == own:
+        return found
+    file = next(file for file, their in theirs.items() if their == encoding)
+    note = f"the text of {file.name} is {encoding}, and not UTF-8"
+    return replace(found, form=replace(found.form, encoding=encoding), notes=(*found.notes, note))
+
+
+def _encoding_beside(path: Path) -> str:
+    """Return the encoding that a task must name for a file; UTF-8 where it need not name any."""
+    if not path.is_dir() and _ending(path).startswith((".json", ".parquet", ".arrow")):
+        return UTF_8
+    try:
+        return _unmarked(path)
+    except (OSError, UnfitError):  # reading says it
+        return UTF_8
+
+
+def _unmarked(path: Path) -> str:
+    """Return the encoding of a text, or the widest of a folder's, of those without a mark."""
+    files = sorted(path.glob("*/*.txt")) if path.is_dir() else [path]
+    return widest(encoding_without_mark(file) for file in files if not _is_marked(file))
+
+
+def _is_marked(path: Path) -> bool:
+    return path.is_file() and marked_as(head_of(path)) is not None
+
+
+def _ending(path: Path) -> str:
+    return next((own for own in ENDINGS if path.name.endswith(own)), "").removesuffix(".gz")
 
 
 def _coded(encoding: str) -> Written:
@@ -80,23 +112,14 @@ def _coded(encoding: str) -> Written:
     return Written(FileForm(encoding=encoding), (f"the text is {encoding}, and not UTF-8",))
 
 
-def _encoding_of_all(files: Sequence[Path]) -> str:
-    """Return the encoding of all files of a folder; of several that differ, the widest."""
-    order = (UTF_8, "latin-1", "cp1252")
-    found = {encoding_of(file) for file in files if file.stat().st_size}
-    return max(found, key=lambda own: order.index(own) if own in order else 3, default=UTF_8)
-
-
-def encoding_of(path: Path) -> str:
-    """Return the encoding of a file of text: by its mark, as UTF-8, else as Western Europe's.
+def encoding_without_mark(path: Path) -> str:
+    """Return the encoding of a file of text: UTF-8, else Western Europe's.
 
     Raises:
         UnfitError: it is no text.
         OSError: it cannot be read.
     """
-    head = _head(path)
-    if (marked := next((name for mark, name in _MARKS if head.startswith(mark)), None)) is not None:
-        return marked
+    head = head_of(path)
     if b"\0" in head:
         return _wide(head)
     try:
@@ -114,16 +137,6 @@ def encoding_of(path: Path) -> str:
         return "cp1252"
     except UnfitError:
         return "latin-1"
-
-
-def _head(path: Path) -> bytes:
-    with open_file(path) as file:
-        if path.suffix != ".gz":
-            return file.read(_HEAD)
-        try:
-            return gzip.GzipFile(fileobj=file).read(_HEAD)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UnfitError(str(error)) from None
 
 
 def _wide(head: bytes) -> str:
@@ -182,7 +195,7 @@ def _separator(text: str, usual: str, form: FileForm) -> tuple[str, bool]:
     if found is not None and _makes_labels(text, found[0], replace(form, quotes=found[1])):
         return found
     bare = replace(form, quotes=False)
-    for sign in dict.fromkeys(text[:_HEAD].partition("\n")[0]):
+    for sign in dict.fromkeys(text[:HEAD].partition("\n")[0]):
         is_sign = (
             sign.isascii() and sign.isprintable() and not sign.isspace() and not sign.isalnum()
         )

@@ -51,6 +51,10 @@ class UnfitError(ValueError):
     """A file or content that is not allowed; the message says what came and what is allowed."""
 
 
+class NotUtf8Error(UnfitError):
+    """Bytes that are not UTF-8 where they should be."""
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open an ordinary file for reading its bytes.
 
@@ -107,15 +111,15 @@ def decode(content: bytes, line: int = 1) -> str:
         line: number of their first line, for the message.
 
     Raises:
-        UnfitError: they are not UTF-8; it names the line.
+        NotUtf8Error: they are not UTF-8; it names the line.
     """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line += content.count(b"\n", 0, error.start)
-        raise UnfitError(
-            f"line {line} is not UTF-8 text (byte 0x{content[error.start]:02x} came); "
-            "save the file as UTF-8, or name its encoding in the task's `files`"
+        raise NotUtf8Error(
+            f"line {line} is not UTF-8 text (byte 0x{content[error.start]:02x} came); save the "
+            "file as UTF-8: `iconv -f cp1252 -t utf-8` converts one of Windows"
         ) from None
 
 

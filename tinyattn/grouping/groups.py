@@ -73,6 +73,7 @@ def group_rows(columns: Sequence[Sequence[str]], largest: int) -> Groups:
         columns: one sequence of N texts, or two for pairs.
         largest: most rows of a group.
     """
+    largest = max(largest, 1)  # of fewer rows than any can be carved from, none is like another
     number: dict[str, int] = {}
     rows = np.array(
         [[number.setdefault(text, len(number)) for text in texts] for texts in columns], np.int64

@@ -70,7 +70,7 @@ def evaluate(
         drawn_by="like texts" if group is None else f"the column '{group}'",
         metrics=_measures(answers, answers.metrics, everything, units),
         slices={column: _slices(answers, units, held) for column, held in values.items()},
-        notes=(*_cut(split.truncated), *_trained_on(predictor, split)),
+        notes=(*own.notes, *_cut(split.truncated), *_trained_on(predictor, split)),
     )
     found = answers.told(found, own, units, wrong)
     if others is not None and isinstance(answers, Classes | Sets):
@@ -79,7 +79,7 @@ def evaluate(
         found = replace(
             found,
             temperature=_temperature(predictor, answers, *others, fitted),
-            notes=(*found.notes, *notes),
+            notes=(*found.notes, *others[0].notes, *notes),
         )
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tinyattn.data.cache import groups_of
 from tinyattn.data.forms import checked_rows
-from tinyattn.data.reading import values_of
+from tinyattn.data.reading import encoding_notes, values_of
 from tinyattn.data.rows import LABEL
 from tinyattn.data.sequences.generation import SOURCE, grouped_rows
 from tinyattn.data.sequences.tagging import WORDS
@@ -44,6 +44,8 @@ class LabelledRows:
     """Names of all columns that came."""
     values: Callable[[str], Sequence[object]]
     """Column → its value in each row that came."""
+    notes: tuple[str, ...] = ()
+    """What is said of how the file was read."""
 
     def __len__(self) -> int:
         return len(self.checked)
@@ -86,7 +88,9 @@ def labelled_rows(given: GivenRows, task: Task) -> LabelledRows:
     if isinstance(given, str | Path):
         table = read_columns(Path(given), task)
         names = tuple(table.column_names)
-        return _checked(table, task, str(given), names, lambda c: values_of(table, c, literal=True))
+        notes = encoding_notes(Path(given), task.form.encoding)
+        rows = _checked(table, task, str(given), names, lambda c: values_of(table, c, literal=True))
+        return replace(rows, notes=notes)
     if not isinstance(given, Sequence) or not all(isinstance(row, Mapping) for row in given):
         raise TaskError(
             f"got {type(given).__name__} as rows; expected a file's path, or a list of mappings "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from tinyattn.config import content_of
-from tinyattn.errors import TaskError, did_you_mean
+from tinyattn.errors import AbsentTaskFileError, TaskError, did_you_mean
 from tinyattn.tasks.base import ENDINGS, Splits, Task
 from tinyattn.tasks.metrics import (
     best_first,
@@ -49,7 +50,7 @@ def find_task(task: str | Mapping[str, object]) -> Task:
             runs.
 
     Raises:
-        TaskError: the name is unknown or the file is not there.
+        TaskError: the name is unknown, or (AbsentTaskFileError) the file is not there.
         ConfigError: the file or mapping is not a task's.
     """
     if not isinstance(task, str):
@@ -63,11 +64,21 @@ def find_task(task: str | Mapping[str, object]) -> Task:
     if path.suffix not in (".yaml", ".yml"):
         raise TaskError(_unknown(task))
     if not path.is_file():
-        raise TaskError(
-            f"task file '{task}' is not there; paths start at {Path.cwd()}: type the command in "
-            "the folder where it was typed first, or name the file by its whole path"
+        raise AbsentTaskFileError(
+            f"task file '{task}' is not there{_like(path)}; paths start at {Path.cwd()}: name a "
+            "file there, or one by its whole path"
         )
     return read_task(path, TASKS)
+
+
+def _like(path: Path) -> str:
+    """Return a question after the YAML file whose name is nearest to a path's, beside it."""
+    try:
+        files = {own.stem: own for own in path.parent.iterdir() if own.suffix in (".yaml", ".yml")}
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.stem, files, n=1)
+    return f" — did you mean '{files[near[0]]}'?" if near else ""
 
 
 def _unknown(task: str) -> str:

@@ -36,7 +36,7 @@ class FileForm:
     separator: str | None = None
     """Sign between cells of a table of text; None: it is looked for."""
     encoding: str = UTF_8
-    """Encoding of files of text, by Python's names."""
+    """Encoding of tables and texts that show no other, by Python's names."""
     columns: tuple[str, ...] | None = None
     """Names of the columns of a table that does not name them; None: its first row does."""
     quotes: bool = True

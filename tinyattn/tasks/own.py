@@ -127,7 +127,8 @@ class SplitsFile(StrictModel):
     train: str = "train"
     """Rows to train on."""
     validation: str | None = None
-    """Dev rows; None: the file `validation` if there is one, else rows carved from train."""
+    """Dev rows; without the key the file `validation` if there is one; None: rows carved from
+    train."""
     test: str = "test"
     """Rows to predict."""
     extra: dict[str, str] = Field(default_factory=dict)
@@ -143,7 +144,8 @@ class FilesFile(StrictModel):
     """Sign between cells of .csv and .txt files; None: whichever of comma, tab, semicolon and bar
     stands equally often in the first rows."""
     encoding: str = UTF_8
-    """Encoding of files of text, as utf-8, latin-1, cp1252 or utf-16."""
+    """Encoding of tables and texts that show no other, as utf-8, latin-1, cp1252 or utf-16; the
+    rule is in `tinyattn.data.reading.encodings`."""
     columns: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
         None, min_length=1
     )
@@ -502,7 +504,9 @@ def _refuse_kept_names(text_columns: Collection[str]) -> None:
 
 
 def _splits(names: SplitsFile, folder: Path) -> Splits:
-    validation = names.validation or ("validation" if find_split(folder, "validation") else None)
+    validation = names.validation
+    if "validation" not in names.model_fields_set and find_split(folder, "validation") is not None:
+        validation = "validation"
     files = [name for name in (names.train, validation, names.select) if name is not None]
     if len(set(files)) < len(files):
         raise TaskError(

@@ -40,7 +40,7 @@ def blocks_of(path: Path, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
 
     Raises:
         UnfitError: it is not an ordinary file or damaged, a line is too long or of another
-            encoding, or the file unpacks to too much.
+            encoding (NotUtf8Error), or the file unpacks to too much.
         OSError: it cannot be read.
     """
     blocks = _lines_of_bytes if encoding == UTF_8 else _lines_of_letters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -11,12 +12,18 @@ import pyarrow as pa
 
 from tinyattn.data.reading.bounds import blocks_of, look_at_parquet
 from tinyattn.data.reading.conll import read_conll
+from tinyattn.data.reading.encodings import encoding_of
 from tinyattn.data.reading.folders import loaded, read_folder
 from tinyattn.data.reading.json_rows import read_document, read_lines
 from tinyattn.data.reading.tables import read_table
 from tinyattn.errors import StorageError, TaskError
-from tinyattn.files.outside import UnfitError, open_file
+from tinyattn.files.outside import NotUtf8Error, UnfitError, open_file
 from tinyattn.tasks.base import ENDINGS, PLAIN, WORD_ENDINGS, FileForm
+
+_IN_TASK = (
+    "; or, where a task of your own is trained on such files, its YAML file names their encoding: "
+    "`files: {encoding: cp1252}`"
+)
 
 
 def read_file(
@@ -29,7 +36,7 @@ def read_file(
     Args:
         path: the file, whose ending tells its format, or a folder that `read_folder` knows.
         scratch: folder for the Arrow file that rows of parquet are memory-mapped from.
-        form: what its ending does not tell.
+        form: what its ending does not tell; `encodings` has the rule by which its encoding holds.
         words: whether a .txt file has a word a line.
 
     Raises:
@@ -68,10 +75,18 @@ def _damaged(path: Path, error: BaseException) -> TaskError:
 def _parse(path: Path, form: FileForm, words: bool) -> datasets.Dataset:
     ending = next((own for own in ENDINGS if path.name.endswith(own)), "").removesuffix(".gz")
     if path.is_dir() and not ending:
-        return read_folder(path, form)
+        return read_folder(path, lambda file: encoding_of(file, form.encoding))
     if ending == ".arrow":
         with open_file(path):  # refuses what is no ordinary file
             return loaded(lambda: datasets.Dataset.from_file(str(path)))
+    form = replace(form, encoding=encoding_of(path, form.encoding))
+    try:
+        return _parse_text(path, ending, form, words)
+    except NotUtf8Error as error:
+        raise UnfitError(f"{error}{'' if ending.startswith('.json') else _IN_TASK}") from None
+
+
+def _parse_text(path: Path, ending: str, form: FileForm, words: bool) -> datasets.Dataset:
     if ending in WORD_ENDINGS or (ending == ".txt" and words):
         return datasets.Dataset(read_conll(path, form))
     if ending == ".jsonl":

@@ -13,7 +13,6 @@ import pyarrow as pa
 from tinyattn.data.reading.bounds import blocks_of
 from tinyattn.errors import TaskError
 from tinyattn.files.outside import UnfitError, is_unicode
-from tinyattn.tasks.base import FileForm
 
 SAVED = "state.json"
 """File by which a folder that `datasets.Dataset.save_to_disk` wrote is known."""
@@ -22,19 +21,23 @@ TEXT, LABEL, ID = "text", "label", "id"
 MOST_FILES = 1_000_000
 
 
-def read_folder(path: Path, form: FileForm) -> datasets.Dataset:
+def read_folder(path: Path, encoding_of: Callable[[Path], str]) -> datasets.Dataset:
     """Return the rows of a folder.
+
+    Args:
+        path: the folder.
+        encoding_of: file → its encoding.
 
     Raises:
         TaskError: it holds neither a saved Dataset nor folders of .txt files.
-        UnfitError: a file is not text of the form's encoding.
+        UnfitError: a file is not text of its encoding.
         OSError: a file cannot be read.
     """
     if (path / SAVED).is_file():
         return loaded(lambda: datasets.Dataset.load_from_disk(str(path)))
     texts, labels, ids = [], [], []
     for file in files_of(path):
-        texts.append("".join(text for _, text in blocks_of(file, form.encoding)))
+        texts.append("".join(text for _, text in blocks_of(file, encoding_of(file))))
         labels.append(file.parent.name)
         ids.append(_utf_8(file, path))
     if not texts:
