@@ -84,7 +84,7 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     for trial in tracker.trials_of(tracker.find_sweep("pet-task")):
         (given,) = tracker.client.get_run(trial.run_id).inputs.dataset_inputs
         size = json.loads(given.dataset.profile)["num_rows"]
-        trained.setdefault(trial.config["train_file"], set()).add((given.dataset.digest, size))
+        trained.setdefault(trial.config.get("train_file"), set()).add((given.dataset.digest, size))
     assert all(len(own) == 1 for own in trained.values()), "one data set a file"
     assert len(set.union(*trained.values())) == len(trained)
     for named, ((_, size),) in trained.items():
