@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # these take seconds to import
     from cluster.config import Cluster
     from orchestrator.planning.plan import Capacity
     from orchestrator.reporting.leaderboard import Row
+    from orchestrator.spec.facts import Facts
     from orchestrator.state.workspace import Workspace
     from orchestrator.tracking.reader import TrackingReader
 
@@ -109,6 +110,14 @@ def placed(message: str) -> str:
 def echo(message: str) -> None:
     """Print a message, with place options added to the commands in it."""
     click.echo(placed(message))
+
+
+def say_beware(facts: Iterable[Facts]) -> None:
+    """Print what belongs beside scores, as `sweep check` has it, once for a task."""
+    notes = dict.fromkeys((one.task, note) for one in facts for note in one.carve_notes)
+    is_one = len({task for task, _ in notes}) == 1
+    for task, note in notes:
+        echo(f"beware: {note}" if is_one else f"beware: {task}: {note}")
 
 
 def say_at_terminal(message: str) -> None:

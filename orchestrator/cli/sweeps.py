@@ -23,6 +23,7 @@ from orchestrator.cli.common import (
     placed,
     ray_of,
     say_at_terminal,
+    say_beware,
     show_leaderboard,
     show_pages,
     workspace_of,
@@ -221,6 +222,7 @@ def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places
         echo(f"note: {slow}")
     for note in dict.fromkeys(note for own in facts.values() for note in own.plm_notes):
         echo(f"note: {note}")
+    say_beware(facts.values())
     for name, sweep in sweeps.items():
         for remark in remarks(sweep, facts[name].fewest_rows, facts[name].absent_labels):
             echo(f"note: {name}: {remark}" if name else f"note: {remark}")

@@ -110,7 +110,8 @@ def claims(found: Comparison) -> Iterator[str]:
 
 
 def remarks(found: Comparison) -> Iterator[str]:
-    """Yield what makes a comparison doubtful: searches or training that were too short."""
+    """Yield what makes a comparison doubtful: rows, or searches or training too short."""
+    yield from (f"note: beware: {line}" for line in found.beware)
     if found.unnamed:
         yield (
             f"note: this comparison has {_and(found.unnamed)} too: not named now, they are not in "

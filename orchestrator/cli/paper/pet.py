@@ -14,6 +14,7 @@ from orchestrator.cli.common import (
     next_command,
     place_options,
     ray_of,
+    say_beware,
     typed_words,
     workspace_of,
 )
@@ -86,6 +87,7 @@ def pet(
     command = Command(run=name, kind=Kind.PET, phase=Phase.SEARCH, words=words)
     prepared = prepare_pet(plan, unlabelled, workspace)
     echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
+    say_beware([prepared.facts] if prepared.facts is not None else [])
     with ray_of(places.on):
         found = run_pet(prepared, workspace, echo, command)
     Terminal(None if sys.stdout.isatty() else 120).print(render(found))

@@ -198,6 +198,7 @@ def content(found: Comparison, params: int) -> dict[str, Json]:
         "methods": [_method(one) for one in found.methods],
         "pairs": [_pair(pair, found) for pair in found.pairs],
         "unnamed": [*found.unnamed],
+        "beware": [*found.beware],
     }
 
 
