@@ -119,7 +119,7 @@ def _rows_of(name: str, data: TaskData) -> int:
     return next((n for split, n in sizes.items() if name.endswith(f"_{split}")), len(dev))
 
 
-def interrupted_words(output: Path | None) -> str:
+def interrupted_training(output: Path | None) -> str:
     """Return the message for a training that was interrupted: what is kept, how to go on."""
     if output is None:
         return "interrupted; nothing is kept without --output"

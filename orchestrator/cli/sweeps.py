@@ -26,6 +26,7 @@ from orchestrator.cli.common import (
     say_beware,
     show_leaderboard,
     show_pages,
+    works_on,
     workspace_of,
 )
 from tinyattn.collector import imports_uncollected
@@ -190,6 +191,7 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
     workspace = workspace_of(places)
     facts = prepare(sweep, workspace)
     _say_remarks({"": sweep}, {"": facts}, places)
+    works_on(workspace, sweep.name)
     with ray_of(places.on):
         run_sweep(sweep, facts, workspace, origin)
     say_done(workspace, sweep.name)
@@ -207,6 +209,7 @@ def _run_suite(suite: Suite, places: Places) -> None:
     workspace = workspace_of(places)
     facts = prepare_suite(suite, workspace)
     _say_remarks({member.name: member.sweep for member in suite.members}, facts, places)
+    works_on(workspace, suite.name)
     with ray_of(places.on):
         result = run_suite(suite, facts, workspace)
     say_suite_done(workspace, suite.name, result)

@@ -277,7 +277,8 @@ def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     first = job.printed["promote"]
     assert re.search(
         r"version 1 is registered; the alias did not move: accuracy \d+\.\d\d against "
-        r"\d+\.\d\d of the classifier alone \(finalists-\S+, its best run\) on [\d,]+ held-out rows, p = ",
+        r"\d+\.\d\d of the classifier alone \(finalists-\S+, its best run\) "
+        r"on [\d,]+ held-out rows, p = ",
         first,
     )
     assert "at the level 0.05; 0.05 of the error budget of 0.10 is left" in first

@@ -16,6 +16,7 @@ from orchestrator.cli.common import (
     ray_of,
     say_beware,
     typed_words,
+    works_on,
     workspace_of,
 )
 from orchestrator.spec.command import Command, Kind, Phase
@@ -85,6 +86,7 @@ def pet(
     workspace = workspace_of(places)
     words = typed_words(plm=plm, generations=generations, seeds=seeds, name=name)
     command = Command(run=name, kind=Kind.PET, phase=Phase.SEARCH, words=words)
+    works_on(workspace, name)
     prepared = prepare_pet(plan, unlabelled, workspace)
     echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
     say_beware([prepared.facts] if prepared.facts is not None else [])
