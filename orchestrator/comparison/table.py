@@ -322,15 +322,16 @@ def _advice(found: Comparison) -> str:
         out = [f"shown to be worse than another: {_and(worse)}"] if worse else []
         out += [f"answering one class in all runs: {_and(dull)}"] if dull else []
         return f"Take {best.name}; of the others none is left ({'; '.join(out)})."
-    bare = [one for one in (near_bare(found, best),) if one is not None]
-    quick, also = quickest([*left, *bare]), ""
-    if quick is not None and quick not in bare:
+    near = near_bare(found, best)
+    others = [] if near is None else [near]
+    quick, also = quickest([*left, *others]), ""
+    if quick is not None and quick is not near:
         why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
         also = f", which is also {why}" if quick is best else f", or {quick.name}, {why}"
     return (
         f"Take {best.name} for its mean{also}; none of {_and([one.name for one in left])} is "
         "shown to be worse than another, so that the lead may be luck."
-        + "".join(_bare_words(one, is_quickest=one is quick) for one in bare)
+        + "".join(_bare_words(one, is_quickest=one is quick) for one in others)
     )
 
 

@@ -399,7 +399,7 @@ def test_the_setting_is_that_of_the_rows_that_are_used() -> None:
     )  # fmt: skip
     train = {"task": "rte", "plm": "/here/tiny", "protocol": "paper", "epochs": 2}
     sweep = Sweep.model_validate({"name": "c", "train": train, "space": {}})
-    found = Setting.of(sweep, plm, data, "compare rte")
+    found = Setting.of(sweep, plm, data, "tinyattn compare rte")
     assert (found.train_rows, found.train_tokens) == (2, 15)
     assert (found.select_rows, found.judge_rows) == (3, 3)
     assert (found.plm_parameters, found.plm_revision) == (3 * 2 + 2, "local")
@@ -409,7 +409,7 @@ def test_the_setting_is_that_of_the_rows_that_are_used() -> None:
 
 def timed(name: str, *seconds: float, scores: float = 0.7) -> Judged:
     """A method whose runs took so long."""
-    one = judged(name, [scores] * len(seconds))
+    one = judged(name, [scores] * len(seconds), 0 if name == "classifier" else 100)
     units = [replace(u, seconds=s) for u, s in zip(one.units, seconds, strict=True)]
     return replace(one, units=units)
 
