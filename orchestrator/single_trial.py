@@ -13,14 +13,15 @@ from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.data.labels import (
     check_choice,
     check_labels,
-    label_remarks,
     label_rows,
     lacks_choice,
+    score_remarks,
 )
+from tinyattn.data.tokens import TaskData
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.files.atomic import make_folder, replace_folder
 from tinyattn.tasks import number_of, undefined
-from tinyattn.training.evaluation import Evaluation
+from tinyattn.training.evaluation import OVERALL, Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -95,7 +96,7 @@ def _notes(trainer: Trainer) -> Iterator[str]:
     if cut := trainer.data.truncated:
         fewer = ", or asked with fewer examples" if trainer.config.examples else ""
         yield f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}"
-    for note in (*trainer.data.carve_notes, *label_remarks(trainer.data)):
+    for note in score_remarks(trainer.data):
         yield f"beware: {note}"
 
 
@@ -106,10 +107,19 @@ def _judged(trainer: Trainer) -> Iterator[str]:
     reasons = {} if rows is None else undefined(trainer.task, rows.flat().labels)
     for name, value in trainer.last.heldout.items():
         shown = f"{number_of(name, value):.2f}"
-        yield f"held-out {name}: {f'undefined, {reasons[name]}' if name in reasons else shown}"
+        score = f"{shown} on {_rows_of(name, trainer.data):,} rows"
+        yield f"held-out {name}: {f'undefined, {reasons[name]}' if name in reasons else score}"
 
 
-def interrupted_words(output: Path | None) -> str:
+def _rows_of(name: str, data: TaskData) -> int:
+    """Return on how many rows a metric was measured, by its name, as in `accuracy_mismatched`."""
+    dev = data.select if data.heldout is None else data.heldout
+    sizes = {split: len(rows) for split, rows in data.extra.items()}
+    sizes = {OVERALL: len(dev) + sum(sizes.values()), **sizes}
+    return next((n for split, n in sizes.items() if name.endswith(f"_{split}")), len(dev))
+
+
+def interrupted_training(output: Path | None) -> str:
     """Return the message for a training that was interrupted: what is kept, how to go on."""
     if output is None:
         return "interrupted; nothing is kept without --output"

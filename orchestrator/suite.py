@@ -363,6 +363,7 @@ class _Running:
             self._definition.name,
             folder,
             self._labels,
+            self._definition.kind,
             self._definition.gpu_hours,
             spent=sum(map(self._gpu_hours, self._definition.sweeps)),
             on_spent=self._note_spent,

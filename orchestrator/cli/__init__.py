@@ -29,7 +29,13 @@ import click
 from cluster.settings import set_before_ray
 from orchestrator.cli.answers import evaluate, predict
 from orchestrator.cli.clusters import cluster
-from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
+from orchestrator.cli.common import (
+    cluster_of,
+    import_option,
+    interrupted_words,
+    placed,
+    store_addresses,
+)
 from orchestrator.cli.compare import compare
 from orchestrator.cli.init import init
 from orchestrator.cli.paper.pet import pet
@@ -84,7 +90,7 @@ class _Group(click.Group):
             click.echo(placed(f"error: {error}"), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("interrupted; what had finished before is kept", err=True)
+            click.echo(placed(interrupted_words()), err=True)
             ctx.exit(1)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
@@ -152,12 +158,12 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
     config = build(TrainConfig, raw, "train")
 
     with imports_uncollected():
-        from orchestrator.single_trial import interrupted_words, train_alone
+        from orchestrator.single_trial import interrupted_training, train_alone
 
     try:
         train_alone(config, output, resume, data, click.echo)
     except KeyboardInterrupt:
-        click.echo(interrupted_words(output), err=True)
+        click.echo(f"error: {interrupted_training(output)}", err=True)
         sys.exit(1)
 
 

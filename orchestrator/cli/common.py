@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # these take seconds to import
     from cluster.config import Cluster
     from orchestrator.planning.plan import Capacity
     from orchestrator.reporting.leaderboard import Row
+    from orchestrator.spec.facts import Facts
     from orchestrator.state.workspace import Workspace
     from orchestrator.tracking.reader import TrackingReader
 
@@ -42,6 +43,8 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _IMPORTED = f"{__name__}.imported"
+_RUN = f"{__name__}.run"
+"""Key in click's context of the run that a command works on: (name, folder)."""
 _PLACES = ("runs", "tracking_uri", "data", "on")
 """Parameters of the place options."""
 WHOLE = 10_000
@@ -114,6 +117,14 @@ def placed(message: str) -> str:
 def echo(message: str) -> None:
     """Print a message, with place options added to the commands in it."""
     click.echo(placed(message))
+
+
+def say_beware(facts: Iterable[Facts]) -> None:
+    """Print what belongs beside scores, as `sweep check` has it, once for a task."""
+    notes = dict.fromkeys((one.task, note) for one in facts for note in one.carve_notes)
+    is_one = len({task for task, _ in notes}) == 1
+    for task, note in notes:
+        echo(f"beware: {note}" if is_one else f"beware: {task}: {note}")
 
 
 def say_at_terminal(message: str) -> None:
@@ -277,6 +288,24 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
     from cluster.join import joined
 
     return joined(cluster, echo)
+
+
+def works_on(workspace: Workspace, name: str) -> None:
+    """Note that this command works on a run, so that Ctrl-C names what goes on with it."""
+    click.get_current_context().meta[_RUN] = (name, workspace.path_of(name))
+
+
+def interrupted_words() -> str:
+    """Return the message for Ctrl-C, with the next command where a run is known and on disk."""
+    from orchestrator.state.definition import Definition
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    words = "error: interrupted; what had finished before is kept"
+    context = click.get_current_context(silent=True)
+    name, folder = (None if context is None else context.meta.get(_RUN)) or ("", Path())
+    if not name or not (Definition.is_in(folder) or SuiteDefinition.is_in(folder)):
+        return words
+    return f"{words}; next: `tinyattn resume {shlex.quote(name)}`"
 
 
 @contextmanager

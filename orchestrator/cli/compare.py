@@ -20,6 +20,7 @@ from orchestrator.cli.common import (
     next_command,
     place_options,
     ray_of,
+    say_beware,
     typed_words,
     workspace_of,
 )
@@ -159,6 +160,7 @@ def _compare(
 
     searching = {one.task: Searching(one, budget.trials, workspace, echo) for one in wanted}
     check_all({task: partial(each.prepare, budget.searches) for task, each in searching.items()})
+    say_beware(facts for each in searching.values() for facts in each.new_facts)
     units = {one.task: Units(workspace, echo) for one in wanted}
     found: list[Comparison] = []
     *others, last = wanted

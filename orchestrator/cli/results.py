@@ -23,6 +23,7 @@ from orchestrator.cli.common import (
     show_leaderboard,
     show_pages,
     using_task_of,
+    works_on,
     workspace_of,
 )
 from orchestrator.terminal import Terminal
@@ -116,6 +117,7 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
         from orchestrator.sweep import sweep_as_it_ran
 
     sweep = sweep_as_it_ran(workspace, name, chosen, imported())
+    works_on(workspace, name)
     with using_task_of(name), ray_of(places.on):
         verdict = run_finalizer(sweep, workspace, echo, typed)
     _print_verdict(verdict)
@@ -155,6 +157,7 @@ def _finalize_suite(
         del ran[member]
     if not ran:
         raise UsageError(f"all trials of suite '{name}' train {_ALONE} to finalize")
+    works_on(workspace, name)
     with ray_of(places.on):
         found = finalize_suite(name, ran, workspace, echo, typed)
     for member, sweep in sweeps.items():
@@ -328,6 +331,11 @@ def report(name: str, output: Path | None, places: Places) -> None:
     from orchestrator.reporting.report import write_report
     from orchestrator.state.suite_definition import comparison_page, sweeps_of_suite
 
+    if output is not None and output.suffix.lower() in (".html", ".htm"):
+        raise UsageError(
+            f"-o: got {output}; expected a folder, into which report.html and its figures are "
+            f"written: type -o {shlex.quote(str(output.with_suffix('')))}"
+        )
     workspace = workspace_of(places)
     store = workspace.tracker() if workspace.may_be_written() else workspace.store()
     sweeps = sweeps_of_suite(workspace, name)

@@ -16,6 +16,7 @@ from orchestrator.cli.common import (
     run_again,
     say_at_terminal,
     using_task_of,
+    works_on,
     workspace_of,
 )
 from orchestrator.cli.sweeps import (
@@ -185,6 +186,7 @@ def _go_on(
     """Go on with the search of a sweep or suite."""
     workspace = workspace_of(places)
     workspace.require_writable(name)
+    works_on(workspace, name)
     if workspace.holds(name):
         say_at_terminal(f"{name}: reading what it has found, its rows and its PLM")
     with imports_uncollected():

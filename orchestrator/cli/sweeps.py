@@ -23,8 +23,10 @@ from orchestrator.cli.common import (
     placed,
     ray_of,
     say_at_terminal,
+    say_beware,
     show_leaderboard,
     show_pages,
+    works_on,
     workspace_of,
 )
 from tinyattn.collector import imports_uncollected
@@ -189,6 +191,7 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
     workspace = workspace_of(places)
     facts = prepare(sweep, workspace)
     _say_remarks({"": sweep}, {"": facts}, places)
+    works_on(workspace, sweep.name)
     with ray_of(places.on):
         run_sweep(sweep, facts, workspace, origin)
     say_done(workspace, sweep.name)
@@ -206,6 +209,7 @@ def _run_suite(suite: Suite, places: Places) -> None:
     workspace = workspace_of(places)
     facts = prepare_suite(suite, workspace)
     _say_remarks({member.name: member.sweep for member in suite.members}, facts, places)
+    works_on(workspace, suite.name)
     with ray_of(places.on):
         result = run_suite(suite, facts, workspace)
     say_suite_done(workspace, suite.name, result)
@@ -221,6 +225,7 @@ def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places
         echo(f"note: {slow}")
     for note in dict.fromkeys(note for own in facts.values() for note in own.plm_notes):
         echo(f"note: {note}")
+    say_beware(facts.values())
     for name, sweep in sweeps.items():
         for remark in remarks(sweep, facts[name].fewest_rows, facts[name].absent_labels):
             echo(f"note: {name}: {remark}" if name else f"note: {remark}")

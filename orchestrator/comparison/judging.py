@@ -32,6 +32,7 @@ from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
 from tinyattn.batching.batches import groups_of, labels_of
+from tinyattn.data.labels import score_remarks
 from tinyattn.errors import TinyAttnError
 from tinyattn.tasks import best_first, is_one_class
 from tinyattn.training.model_cache import ModelCache
@@ -179,6 +180,8 @@ class Comparison:
     end."""
     unnamed: Sequence[str] = ()
     """Methods that this comparison has and that were not named in the command."""
+    beware: Sequence[str] = ()
+    """What belongs beside its scores, such as that carved rows are like rows to train on."""
 
     @property
     def shown(self) -> list[TunedPair]:
@@ -315,6 +318,7 @@ def judge(
         Setting.of(first, units.model_cache.plm_of(first.train), data, command),
         looks,
         unnamed,
+        score_remarks(data),
     )
 
 

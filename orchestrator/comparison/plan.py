@@ -133,6 +133,8 @@ class ComparisonPlan:
         if self.hours is not None:
             yield f"all  {duration(self.hours)} on {where}"
         yield from self._about_power()
+        facts = next(iter(self.plans.values())).facts
+        yield from (f"beware  {note}" for note in (facts.carve_notes if facts else ()))
         yield from (f"missing  {line}" for line in self.lacking)
 
     def _about_power(self) -> Iterator[str]:

@@ -103,6 +103,12 @@ class Searching:
         names = [one.name for one in self._wanted.methods]
         self._prepared = searches, self._prepare(names, searches)
 
+    @property
+    def new_facts(self) -> Sequence[Facts]:
+        """Facts of the methods that `prepare` found not to have begun."""
+        prepared = None if self._prepared is None else self._prepared[1]
+        return [] if prepared is None else [*prepared.new.values()]
+
     def _prepare(self, names: Collection[str], searches: int) -> Prepared | None:
         budget = Budget(searches, self._trials)
         there = budgets_of(self._wanted.name, self._workspace)

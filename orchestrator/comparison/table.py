@@ -15,9 +15,10 @@ HEAD = (
     "rates found", "time", "memory", "a row",
 )  # fmt: skip
 ABOUT = (
-    "score: mean over searches, whose winners ran again on fresh seeds; ±: how much it differs "
-    "from search to search. one class: runs that answer all rows alike. time: of such a run, "
-    "beside others. memory: of a training step, beside the PLM. a row: a prediction."
+    "score: mean over searches, whose winners ran again on fresh seeds; ±: standard deviation of "
+    "these scores, not the error of their mean. one class: runs that answer all rows alike. time: "
+    "of such a run, beside others. memory: of a training step, beside the PLM. a row: a "
+    "prediction, timed once on this machine, so that only large differences say something."
 )
 
 
@@ -68,8 +69,16 @@ def _cells(one: Judged, params: int | None) -> list[str]:
         rates_found(one),
         f"{one.seconds:,.0f} s",
         "–" if one.step_bytes is None else f"{one.step_bytes / 1e6:,.1f} MB",
-        f"{1000 * one.row_seconds:.2f} ms",
+        f"{_two_digits(1000 * one.row_seconds)} ms",
     ]
+
+
+def _two_digits(value: float) -> str:
+    """Return a positive number to two digits, without an exponent, as in `0.51`, `1.1` or `250`."""
+    rounded = float(f"{value:.1e}")
+    if rounded == 0:
+        return "0"
+    return f"{rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}"
 
 
 def rates_found(one: Judged) -> str:
@@ -110,7 +119,8 @@ def claims(found: Comparison) -> Iterator[str]:
 
 
 def remarks(found: Comparison) -> Iterator[str]:
-    """Yield what makes a comparison doubtful: searches or training that were too short."""
+    """Yield what makes a comparison doubtful: rows, or searches or training too short."""
+    yield from (f"note: beware: {line}." for line in found.beware)
     if found.unnamed:
         yield (
             f"note: this comparison has {_and(found.unnamed)} too: not named now, they are not in "
@@ -208,13 +218,12 @@ def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
 
 def power_words(found: Comparison) -> str:
     """Return which differences so many rows and searches show."""
-    of_each = ", ".join(
-        f"{100 * each:g} in {_percent(share)}" for each, share in found.power.items()
-    )
+    of_each = _and([_percent(share) for share in found.power.values()])
+    sizes = _and([f"{100 * each:g}" for each in found.power])
     return (
         f"With {found.rows:,} rows and {_searches(found)} searches a method, each of "
         f"{found.trials} trials, a difference of {100 * found.shows:.1f} points between two "
-        f"tuned methods shows in 80 % of cases ({of_each})"
+        f"tuned methods shows in 80 % of cases; one of {sizes} points in {of_each}"
     )
 
 
@@ -305,7 +314,7 @@ def _advice(found: Comparison) -> str:
         return "Take none of them: whatever is not shown to be worse answers one class in all runs."
     if (bare := unbeaten_bare(found)) is not None:
         return f"Take {bare.name}, which trains no adapter, or more rows or epochs for all."
-    best, quick = left[0], min(left, key=lambda one: one.seconds)
+    best = left[0]
     if len(left) == 1:
         others = [one for one in found.methods if not one.is_reference and one is not best]
         dull = [one.name for one in others if _learned_nothing(one)]
@@ -313,11 +322,41 @@ def _advice(found: Comparison) -> str:
         out = [f"shown to be worse than another: {_and(worse)}"] if worse else []
         out += [f"answering one class in all runs: {_and(dull)}"] if dull else []
         return f"Take {best.name}; of the others none is left ({'; '.join(out)})."
-    why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
-    also = f"which is also {why}" if quick is best else f"or {quick.name}, {why}"
+    near = near_bare(found, best)
+    others = [] if near is None else [near]
+    quick, also = quickest([*left, *others]), ""
+    if quick is not None and quick is not near:
+        why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
+        also = f", which is also {why}" if quick is best else f", or {quick.name}, {why}"
     return (
-        f"Take {best.name} for its mean, {also}; none of {_and([one.name for one in left])} is "
+        f"Take {best.name} for its mean{also}; none of {_and([one.name for one in left])} is "
         "shown to be worse than another, so that the lead may be luck."
+        + "".join(_bare_words(one, is_quickest=one is quick) for one in others)
+    )
+
+
+def quickest(methods: Sequence[Judged]) -> Judged | None:
+    """Return the method whose every run took less time than any run of the others; None: there is
+    none, so that what they took does not tell them apart."""
+    first, *others = sorted(methods, key=lambda one: one.seconds)
+    slowest = max(unit.seconds for unit in first.units)
+    rivals = [unit.seconds for one in others for unit in one.units]
+    is_apart = len(first.units) > 1 and bool(rivals) and slowest < min(rivals)
+    return first if is_apart else None
+
+
+def near_bare(found: Comparison, best: Judged) -> Judged | None:
+    """Return the reference without an adapter if it is behind the best by less than a difference
+    that this comparison shows; None: there is none, or it is not known."""
+    bare = (one for one in found.methods if one.is_reference and not one.parameters)
+    return next((one for one in bare if best.mean - one.mean < found.shows), None)
+
+
+def _bare_words(bare: Judged, *, is_quickest: bool) -> str:
+    quick = " and is the quickest to train" if is_quickest else ""
+    return (
+        f" {bare.name}, which trains no adapter{quick} ({bare.seconds:,.0f} s a run), is behind by "
+        f"less than so many rows and searches show ({100 * bare.mean:.2f})."
     )
 
 

@@ -49,6 +49,7 @@ from orchestrator.reporting.suite_view import views_of
 from orchestrator.reporting.view import Progress, View, say
 from orchestrator.search.asha import asha_share, make_scheduler
 from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.command import Kind
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore
@@ -89,6 +90,8 @@ class Together:
     """The suite's folder, in which requests are files."""
     labels: Mapping[str, str]
     """{sweep: its name within the suite}, for the view."""
+    kind: Kind
+    """What the suite is."""
     gpu_hours: float | None = None
     """GPU-hours after which no trial begins; None: no limit."""
     spent: float = 0.0
@@ -233,7 +236,8 @@ class _Running:
         progress = {name: self._progress_of(name) for name in self._batches}
         title = self._together.title if self._together else ""
         labels = self._together.labels if self._together else {}
-        with views_of(progress, title, labels) as views:
+        kind = self._together.kind if self._together else Kind.SWEEP
+        with views_of(progress, title, labels, kind) as views:
             for note in notes:
                 next(iter(views.values())).note(note)
             driver = self._driver(views)

@@ -21,7 +21,7 @@ from orchestrator.tracking.provenance import TRAIN_FINGERPRINT, code_tags
 from orchestrator.tracking.records import NO_CARVE
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
-from tinyattn.data.labels import label_remarks, label_rows, lacks_choice
+from tinyattn.data.labels import label_rows, lacks_choice, score_remarks
 from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import TaskData
 from tinyattn.errors import ConfigError, TinyAttnError
@@ -104,7 +104,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         plm_fingerprint=plm.fingerprint,
         data_fingerprint=model_cache.data(sweep.train).fingerprint,  # as workers compare it
         carve=sweep.train.carve_version if _is_carved(sweep, data.task) else None,
-        carve_notes=(*data.carve_notes, *label_remarks(data)),
+        carve_notes=score_remarks(data),
         train_rows=len(data.train),
         select_rows=len(data.select),
         heldout_rows=0 if data.heldout is None else len(data.heldout),

@@ -264,7 +264,7 @@ class _Contest:
             if not self.force:
                 _refuse_moved(self.tracker, self.model, self.previous)
             move_alias(self.tracker, self.model, number)
-        reason = _reason(test, self.rival, self.trial, forced, level, objection)
+        reason = _reason(test, self.rival, self.trial, self.benchmark, forced, level, objection)
         reason += _IDLE if _is_idle(self.benchmark, self.trial) else ""
         state = "champion" if moved else "not the champion"
         describe(self.tracker, self.model, number, self.trial, f"{state}. {reason}")
@@ -348,10 +348,18 @@ def _score_of_constant(task: Task, same: np.ndarray, labels: np.ndarray) -> floa
     return compute_metrics(task, always, labels)[task.metrics[0]]
 
 
+def _rows(benchmark: Benchmark) -> str:
+    """Return on what a newcomer was tested, as in `1,000 held-out rows`."""
+    assert benchmark.heldout is not None, "there was a test"
+    what = "words" if benchmark.task.tagging else "rows"
+    return f"{len(benchmark.heldout.labels):,} held-out {what}"
+
+
 def _reason(
     test: PairedTest | None,
     rival: _Rival | None,
     trial: TrialRun,
+    benchmark: Benchmark,
     forced: bool,
     level: float,
     objection: str,
@@ -364,8 +372,8 @@ def _reason(
         return f"forced, though {why}"
     p = f"{test.p_value:.4f}" if test.p_value >= 0.001 else f"{test.p_value:.1e}"
     why = (
-        f"{100 * test.new_score:.2f} against {100 * test.old_score:.2f} of {rival.name} on the "
-        f"held-out rows, p = {p}"
+        f"{benchmark.task.metrics[0]} {100 * test.new_score:.2f} against "
+        f"{100 * test.old_score:.2f} of {rival.name} on {_rows(benchmark)}, p = {p}"
     )
     if forced:
         return f"forced, though {why}"

@@ -20,7 +20,7 @@ class Finding:
     """An adapter of the verdict's table; scores are shares of 1, means where several seeds ran."""
 
     adapter: str
-    """As in `1 head, rank 1, 2 seeds`."""
+    """As in `1 head, 1st of the search, 2 seeds`."""
     trial: str
     """Its name in the sweep; of several seeds the best one's."""
     run_id: str
@@ -51,6 +51,8 @@ class Findings:
     """What was decided and why."""
     p_value: float | None
     """Of the collapsed heads against one head; None: nothing was tested."""
+    about: str = ""
+    """Of which metric the scores are, and on how many rows; empty: kept by an earlier version."""
 
     def to_json(self) -> dict[str, Json]:
         """Return what is kept."""
@@ -60,16 +62,16 @@ class Findings:
     def of(cls, kept: Mapping[str, Any]) -> Findings:
         """Read what was kept."""
         rows = [Finding(**row) for row in kept["rows"]]
-        return cls(rows, kept["sentences"], kept["p_value"])
+        return cls(rows, kept["sentences"], kept["p_value"], kept.get("about", ""))
 
     def to_html(self) -> str:
         """Return a section of the report."""
         head = "".join(f"<th>{name}</th>" for name in HEAD)
         body = "".join(_html_row(row) for row in self.rows)
         said = "".join(f"<p>{escape(line)}</p>" for line in self.sentences)
-        tested = "" if self.p_value is None else f"<p>p = {self.p_value:.4f}</p>"
+        about = f"<p>{escape(self.about)}</p>" if self.about else ""
         return (
-            f"<section><h2>Verdict</h2>{said}{tested}<div class='scroll'><table><thead><tr>{head}"
+            f"<section><h2>Verdict</h2>{said}{about}<div class='scroll'><table><thead><tr>{head}"
             f"</tr></thead><tbody>{body}</tbody></table></div></section>"
         )
 

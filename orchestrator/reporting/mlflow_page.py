@@ -91,7 +91,8 @@ def describe(
             for row in findings.rows
             for cells in [row.cells()]
         ]
-        parts += ["## Verdict", *findings.sentences, markdown_table(HEAD, table)]
+        about = [findings.about] if findings.about else []
+        parts += ["## Verdict", *findings.sentences, *about, markdown_table(HEAD, table)]
     head = ("rank", "trial", score_head(rows), "held-out", "outcome", "values")
     body = [_line(sweep, row) for row in rows[:ROWS]]
     parts += ["## Best trials", markdown_table(head, body), " · ".join(links)]

@@ -132,8 +132,8 @@ class Status:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
         if self._is_pet_left and self.driver_here is False:
             return f"its driver is gone ({words}); {self._goes_on}"
-        if outcome is not None and self.is_left_open and self.driver_here is False:
-            return f"{outcome.value}, its finalize is gone; {self._goes_on}"
+        if outcome is not None and self.is_final_left and self.driver_here is False:
+            return f"{outcome.value}, {self.final_words}; {self._goes_on}"
         if outcome not in (None, Outcome.COMPLETED) and self.driver_here is False:
             return f"{outcome.value}; next: `{self.left.resume}`"
         if outcome is not None:
@@ -150,9 +150,9 @@ class Status:
     def left(self) -> Command:
         """The command that goes on with what is left of it; where nothing is, the last one."""
         last, name = self._command, self.sweep.name
-        if self.is_left_open and not self._is_final:
+        if self.is_final_left and not self._is_final:
             return Command.of_finalize(name, Kind.SWEEP)
-        is_searched = self.sweep.outcome is Outcome.COMPLETED or self.is_left_open
+        is_searched = self.sweep.outcome is Outcome.COMPLETED or self.is_final_left
         if not is_searched and last.kind is Kind.SWEEP:
             return Command.of_search(name)
         return last
@@ -190,6 +190,19 @@ class Status:
     def is_left_open(self) -> bool:
         """Whether a trial of its finalizer has no outcome."""
         return any(run.trial.outcome is None for run in self.finalizing)
+
+    @property
+    def is_final_left(self) -> bool:
+        """Whether its finalizer was killed, or was interrupted before it ever chose a winner."""
+        outcomes = {run.trial.outcome for run in self.finalizing}
+        of_finalize = self._is_final and self._command.kind in (Kind.SWEEP, Kind.SUITE)
+        is_closed = of_finalize and "winner" not in self.sweep.tags
+        return self.is_left_open or (is_closed and Outcome.INTERRUPTED in outcomes)
+
+    @property
+    def final_words(self) -> str:
+        """What became of a finalizer that is left."""
+        return "its finalize is gone" if self.is_left_open else "its finalize was interrupted"
 
     @property
     def best(self) -> TrialRun | None:

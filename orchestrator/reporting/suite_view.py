@@ -22,6 +22,7 @@ from orchestrator.reporting.view import (
     say,
     view_of,
 )
+from orchestrator.spec.command import Kind
 from orchestrator.terminal import Panel
 
 _MOST_RUNNING = 30
@@ -30,7 +31,10 @@ _MOST_RUNNING = 30
 
 @contextmanager
 def views_of(
-    progress: Mapping[str, Progress], title: str = "", labels: Mapping[str, str] | None = None
+    progress: Mapping[str, Progress],
+    title: str = "",
+    labels: Mapping[str, str] | None = None,
+    kind: Kind = Kind.SUITE,
 ) -> Iterator[dict[str, View]]:
     """Show batches that run together, within the block.
 
@@ -38,6 +42,7 @@ def views_of(
         progress: the numbers of each batch, by sweep.
         title: name of the suite; not shown where there is one batch.
         labels: {sweep: its name within the suite}; empty: there is one batch.
+        kind: what the suite is.
 
     Yields:
         The view of each batch, by sweep.
@@ -47,7 +52,7 @@ def views_of(
         with view_of(only) as view:
             yield {name: view}
         return
-    whole = SuiteProgress(title, {labels[name]: one for name, one in progress.items()})
+    whole = SuiteProgress(title, {labels[name]: one for name, one in progress.items()}, kind)
     shown = _live_views if sys.stdout.isatty() else _line_views
     with shown(whole) as views:
         yield {name: views[labels[name]] for name in progress}
@@ -60,18 +65,19 @@ class SuiteProgress:
         parts: the numbers of each batch, by its name within the suite.
     """
 
-    def __init__(self, title: str, parts: Mapping[str, Progress]) -> None:
-        self.title, self.parts = title, dict(parts)
+    def __init__(self, title: str, parts: Mapping[str, Progress], kind: Kind = Kind.SUITE) -> None:
+        self.title, self.parts, self.kind = title, dict(parts), kind
         self.began = time.monotonic()
 
     def summary(self) -> str:
-        """One line: trials of all batches, the mean of their best scores, time left."""
+        """One line: trials of all batches, time left; of tasks also the mean of their best scores,
+        which of methods, or of sweeps of several tasks and methods, would say nothing."""
         ended = sum(sum(one.ended.values()) for one in self.parts.values())
         running = sum(len(one.running) for one in self.parts.values())
         total = sum(one.total for one in self.parts.values())
         words = [f"{ended} of {total} trials ended, {running} running"]
         best = [one.best[0] for one in self.parts.values() if one.best is not None]
-        if best:
+        if best and not self.kind.is_judged:
             mean = 100 * sum(best) / len(best)
             words.append(f"mean of the best {mean:.2f} ({len(best)} of {len(self.parts)} tasks)")
         if (left := self.seconds_left) is not None and ended < total:
@@ -92,7 +98,7 @@ class SuiteProgress:
     def table(self) -> Table:
         """Return a row for each batch: trials by outcome, best score, time left."""
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("task", "trials", "best", "left", "rungs"):
+        for name in (self.kind.members.removesuffix("s"), "trials", "best", "left", "rungs"):
             table.add_column(name)
         for label, one in self.parts.items():
             best = "" if one.best is None else f"{100 * one.best[0]:.2f}"

@@ -205,7 +205,7 @@ def _through(
         for one, runs in zip(ready.values(), opened, strict=True):
             one.runs = runs
         for step in steps:
-            _run_together(step, ready, found, workspace, suite)
+            _run_together(step, ready, found, workspace, suite, command.kind)
         for label, one in ready.items():
             if label not in found:
                 with _kept(label, found):
@@ -223,6 +223,7 @@ def _run_together(
     found: dict[str, Found | TinyAttnError],
     workspace: Workspace,
     suite: str | None,
+    kind: Kind,
 ) -> None:
     """Run one batch of each sweep that has not failed, and let it take in the trials.
 
@@ -232,6 +233,7 @@ def _run_together(
         found: gets what sweeps fail by.
         workspace: where they are kept.
         suite: the suite's name; None: there is one sweep by itself.
+        kind: what the suite is.
     """
     batches: dict[str, BatchRun] = {}
     for label, one in ready.items():
@@ -244,7 +246,7 @@ def _run_together(
     together = None
     if suite is not None:
         labels = {batch.name: label for label, batch in batches.items()}
-        together = Together(suite, workspace.path_of(suite), labels)
+        together = Together(suite, workspace.path_of(suite), labels, kind)
     data_dir = workspace.data_dir
     ended = run_batches(list(batches.values()), data_dir=data_dir, together=together)
     for label, batch in batches.items():

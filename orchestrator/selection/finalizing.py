@@ -372,8 +372,8 @@ class Finalizing:
         looks = sum(trial.evaluations for trial in groups[0])
         self._alone = self._mean_candidate(alone[0][0].alone_words, alone[0]) if alone else None
         self._groups = [
-            self._mean_candidate(f"{self._named(g[0])}, rank {i}", g)
-            for i, g in enumerate(groups, 1)
+            self._mean_candidate(f"{self._named(one[0])}, {self._place(one[0])} of the search", one)
+            for one in groups
         ]
         best = self._candidate(f"{self._named(winner)}, best seed", winner)
         self._one_head = replace(best, adapter=self._adapter(winner), evaluations=looks)
@@ -383,6 +383,12 @@ class Finalizing:
         """Return what a finalist is called in the verdict: `1 head`, or its method."""
         adapter = self.sweep.trial_config(trial.params).adapter
         return "1 head" if isinstance(adapter, AdapterConfig) else method_name(adapter)
+
+    def _place(self, trial: Trial) -> str:
+        """Return which of the search's best a finalist repeats, as in `1st`."""
+        point = _written({**trial.params, "seed": 0})
+        best = [_written({**one.params, "seed": 0}) for one in self.best]
+        return ordinal(best.index(point) + 1)
 
     def repeated(self) -> list[Trial]:
         """Return the trials of `repeats` that completed, in the order of their seeds."""
@@ -458,6 +464,10 @@ class Finalizing:
             one_head=self._one_head,
             best=collapsed,
             judgement=judgement,
+            metric=self.facts.primary_metric,
+            select_rows=self.facts.select_rows,
+            heldout_rows=self.facts.heldout_rows,
+            remarks=self.facts.carve_notes,
             grows=has_one_head(self._config.adapter),
             rates=len(self._alone_settings),
         )
@@ -666,6 +676,12 @@ def note_of_seeds(group: Sequence[Trial]) -> str:
     if count == 0:
         return ""
     return ONE_CLASS if count == len(group) else f"{count} of them {ONE_CLASS}"
+
+
+def ordinal(number: int) -> str:
+    """Return a positive number as a place, as in `2nd`."""
+    of_tens = 10 < number % 100 < 14
+    return f"{number}{'th' if of_tens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _written(point: Point) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,14 @@ class Verdict:
     """The best of all experts, each collapsed by each method; None: no expert reached a score."""
     judgement: Judgement | None
     """The judgement on `best` against the one head."""
+    metric: str
+    """The task's primary one, of which all scores are."""
+    select_rows: int
+    """Rows to select on; under the protocol `paper` the validation rows."""
+    heldout_rows: int
+    """Rows that chose nothing; 0 under the protocol `paper`."""
+    remarks: Sequence[str] = ()
+    """What belongs beside the scores, such as that carved rows are like rows to train on."""
     rates: int = 1
     """Number of learning rates of which the baseline is the best; of the PLM untrained 1."""
     grows: bool = True
@@ -91,8 +100,20 @@ def findings(verdict: Verdict) -> Findings:
             *filter(None, [gain(verdict)]),
             *sentence(verdict).splitlines(),
             *([_OF_ONE_CLASS] if verdict.winner.note else []),
+            *(f"Beware: {line}." for line in verdict.remarks),
         ],
+        about=_about(verdict),
         p_value=None if judged is None else judged.contest.p_value,
+    )
+
+
+def _about(verdict: Verdict) -> str:
+    """Say of which metric the scores are, and on how many rows."""
+    if not verdict.heldout_rows:
+        return f"{verdict.metric} on {verdict.select_rows:,} validation rows"
+    return (
+        f"{verdict.metric} on {verdict.select_rows:,} rows to select on and on "
+        f"{verdict.heldout_rows:,} held-out rows"
     )
 
 
@@ -105,10 +126,11 @@ def _finding(row: Candidate, is_winner: bool) -> Finding:
 
 def render(verdict: Verdict) -> list[Table | str]:
     """Return what `tinyattn finalize` prints."""
-    table = Table(title="Finalists", title_justify="left", header_style="bold", pad_edge=False)
+    found = findings(verdict)
+    title = f"Finalists: {found.about}"
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     for name in HEAD:
         table.add_column(name, justify="left" if name in ("adapter", "trial") else "right")
-    found = findings(verdict)
     for row in found.rows:
         table.add_row(*row.cells(), style="bold" if row.is_winner else None)
     return [table, *found.sentences]
@@ -122,11 +144,13 @@ def gain(verdict: Verdict) -> str:
     points = 100 * (_compared(best) - _compared(alone))
     spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
     of = f" (best of {verdict.rates} learning rates)" if verdict.rates > 1 else ""
-    rows = "validation" if best.heldout is None else "held-out"
+    rows = f"{verdict.heldout_rows:,} held-out rows"
+    if best.heldout is None:
+        rows = f"{verdict.select_rows:,} validation rows"
     name = best.name.partition(",")[0]
     what = "One head" if name == "1 head" else name
     rival = alone.name.partition(",")[0]
-    words = f"{what} against the {rival}{of}, mean of seeds on the {rows} rows: "
+    words = f"{what} against the {rival}{of}, mean {verdict.metric} of seeds on {rows}: "
     words += f"{points:+.2f} points"
     if points > spread:
         return f"{words}."
@@ -145,17 +169,21 @@ def sentence(verdict: Verdict) -> str:
     change = 100 * (verdict.best.single.select - verdict.best.expert.select)
     collapse = (
         f"Collapsing ({verdict.best.how.method}) moved the logits by "
-        f"{100 * verdict.best.how.logit_distance:.1f} % and the score by {change:+.2f} points."
+        f"{100 * verdict.best.how.logit_distance:.1f} % and the {verdict.metric} by {change:+.2f} "
+        "points."
     )
     reasons = _reasons_on_dev if verdict.judgement.contest.p_value is None else _reasons
-    return f"{collapse}\n{reasons(verdict.judgement, verdict.best.expert.name)}"
+    return f"{collapse}\n{reasons(verdict, verdict.judgement, verdict.best.expert.name)}"
 
 
-def _reasons(judgement: Judgement, name: str) -> str:
+def _reasons(verdict: Verdict, judgement: Judgement, name: str) -> str:
     """Say why four heads are kept or not, under the protocol `heldout`."""
     contest, p_value = judgement.contest, judgement.contest.p_value or 0.0
-    select = f"{_pair(contest.score, contest.one_head)} on the selection rows"
-    heldout = f"{_pair(*judgement.heldout)} on the held-out rows" if judgement.heldout else ""
+    lead = f"{verdict.metric} {_pair(contest.score, contest.one_head)}"
+    select = f"{lead} on the {verdict.select_rows:,} selection rows"
+    heldout = ""
+    if judgement.heldout:
+        heldout = f"{_pair(*judgement.heldout)} on the {verdict.heldout_rows:,} held-out rows"
     luck = (
         f"if they were no better, the best of {judgement.candidates} tried would lead by as much "
         f"with {_p_words(p_value)}"
@@ -174,9 +202,10 @@ def _reasons(judgement: Judgement, name: str) -> str:
     return f"The collapsed {name} are kept: {lead}; the held-out rows do not object ({heldout})."
 
 
-def _reasons_on_dev(judgement: Judgement, name: str) -> str:
+def _reasons_on_dev(verdict: Verdict, judgement: Judgement, name: str) -> str:
     """Say why four heads are kept or not, under the protocol `paper`."""
-    dev = f"{_pair(judgement.contest.score, judgement.contest.one_head)} on the validation rows"
+    pair = _pair(judgement.contest.score, judgement.contest.one_head)
+    dev = f"{verdict.metric} {pair} on the {verdict.select_rows:,} validation rows"
     if judgement.keeps:
         return (
             f"The collapsed {name} are kept, as the paper does: {dev}. These rows chose both "

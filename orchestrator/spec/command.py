@@ -24,6 +24,11 @@ class Kind(StrEnum):
         """Whether its command judges the members once their searches have ended."""
         return self in (Kind.COMPARISON, Kind.REPRODUCTION)
 
+    @property
+    def members(self) -> str:
+        """What its members are called."""
+        return {Kind.COMPARISON: "methods", Kind.REPRODUCTION: "sweeps"}.get(self, "tasks")
+
 
 class Phase(StrEnum):
     """How far a command is with the members of its run."""

@@ -17,7 +17,7 @@ class Facts:
     carve: int | None
     """Version of carving, if selection or dev rows are carved from train; None: none are."""
     carve_notes: tuple[str, ...]
-    """Remarks that belong beside scores on carved rows."""
+    """Remarks that belong beside scores, such as that carved rows are like rows to train on."""
     train_rows: int
     select_rows: int
     heldout_rows: int

@@ -276,12 +276,13 @@ def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     # The tiny PLM has learned nothing, so that its first champion needs force.
     first = job.printed["promote"]
     assert re.search(
-        r"version 1 is registered; the alias did not move: \d+\.\d\d against \d+\.\d\d of the "
-        r"classifier alone \(finalists-\S+, its best run\) on the held-out rows, p = ",
+        r"version 1 is registered; the alias did not move: accuracy \d+\.\d\d against "
+        r"\d+\.\d\d of the classifier alone \(finalists-\S+, its best run\) "
+        r"on [\d,]+ held-out rows, p = ",
         first,
     )
     assert "at the level 0.05; 0.05 of the error budget of 0.10 is left" in first
-    forced = r"version 1 is the champion: forced, though \d+\.\d\d against"
+    forced = r"version 1 is the champion: forced, though accuracy \d+\.\d\d against"
     assert re.search(forced, job.printed["force"])
     assert "fresh seeds" not in first
     file = tmp_path / "rows.jsonl"

@@ -624,7 +624,7 @@ def test_train_and_resume_of_a_finished_training(here: Path, tiny: str) -> None:
     first = run("train", *SHORT, f"plm={tiny}", "--output", "out")
     assert first.exit_code == 0, first.output
     assert "evaluation 2/2" in first.stdout
-    assert "held-out accuracy: " in first.stdout
+    assert re.search(r"^held-out accuracy: [\d.]+ on 1,000 rows$", first.stdout, re.M)
     again = run("train", *SHORT, f"plm={tiny}", "--output", "out", "--resume")
     assert again.exit_code == 0
     assert "evaluation" not in again.stdout
@@ -804,8 +804,37 @@ def test_interrupted_before_anything_began(
     monkeypatch.setattr("orchestrator.sweep.inspect", interrupt)
     result = run("sweep", "run", "agreement", f"plm={tiny}")
     assert result.exit_code == 1
-    assert result.stderr == "interrupted; what had finished before is kept\n"
+    assert result.stderr == "error: interrupted; what had finished before is kept\n"
     assert not (here / "runs").exists()
+
+
+def test_ctrl_c_after_the_last_trial_names_what_goes_on(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(sweep: SimpleNamespace, _: object, workspace: Workspace, *rest: object) -> None:
+        folder = workspace.path_of(sweep.name)
+        folder.mkdir(parents=True)
+        (folder / "sweep.json").write_text("{}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("orchestrator.sweep.run_sweep", interrupt)
+    monkeypatch.setattr("orchestrator.cli.sweeps.ray_of", lambda on: contextlib.nullcontext())
+    result = run("sweep", "run", "agreement", f"plm={tiny}", "name=one", "--runs", "other")
+    assert result.exit_code == 1
+    assert result.stderr.endswith(
+        "error: interrupted; what had finished before is kept; next: "
+        "`tinyattn resume one --runs other`\n"
+    )
+
+
+def test_a_report_is_a_folder(here: Path) -> None:
+    result = run("report", "first", "-o", "r0.html")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: -o: got r0.html; expected a folder, into which report.html and its figures are "
+        "written: type -o r0\n"
+    )
+    assert not (here / "r0.html").exists()
 
 
 def test_a_closed_pipe_is_no_error(here: Path) -> None:

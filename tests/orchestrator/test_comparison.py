@@ -446,7 +446,7 @@ def test_the_table_and_what_it_shows() -> None:
     assert "reference" in rows[2]
     assert "tiny, tuned so, is better than lora by 25.00 points (95 % interval 10.00 to" in text
     assert "a difference of 5.3 points between two" in text
-    assert "(1 in 10 %, 2 in 25 %, 4 in 70 %)" in text
+    assert "one of 1, 2 and 4 points in 10 %, 25 % and 70 %" in " ".join(text.split())
 
 
 def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from comparisons import SETTING, comparison, judged, pair
 
 from orchestrator.comparison.figures import NAMES, as_svg, drawn
 from orchestrator.comparison.figures.rates import winners
-from orchestrator.comparison.judging import Comparison, Tried
+from orchestrator.comparison.judging import Comparison, Judged, Tried
 from orchestrator.comparison.pages.page import content, keep
 from orchestrator.comparison.pages.peft_results import peft_results
 from orchestrator.comparison.setting import Setting
 from orchestrator.comparison.statistics.looks import Looked, Standing
-from orchestrator.comparison.table import sentences, summary
+from orchestrator.comparison.table import lines, sentences, summary
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -399,9 +399,55 @@ def test_the_setting_is_that_of_the_rows_that_are_used() -> None:
     )  # fmt: skip
     train = {"task": "rte", "plm": "/here/tiny", "protocol": "paper", "epochs": 2}
     sweep = Sweep.model_validate({"name": "c", "train": train, "space": {}})
-    found = Setting.of(sweep, plm, data, "compare rte")
+    found = Setting.of(sweep, plm, data, "tinyattn compare rte")
     assert (found.train_rows, found.train_tokens) == (2, 15)
     assert (found.select_rows, found.judge_rows) == (3, 3)
     assert (found.plm_parameters, found.plm_revision) == (3 * 2 + 2, "local")
     assert found.command == "tinyattn compare rte"
     assert {"torch", "peft", "tinyattn"} <= set(found.versions)
+
+
+def timed(name: str, *seconds: float, scores: float = 0.7) -> Judged:
+    """A method whose runs took so long."""
+    one = judged(name, [scores] * len(seconds), 0 if name == "classifier" else 100)
+    units = [replace(u, seconds=s) for u, s in zip(one.units, seconds, strict=True)]
+    return replace(one, units=units)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "lora", "classifier", "words"),
+    [
+        ((22, 24, 23), (21, 23, 22), (19, 22, 20), ""),  # noise
+        ((30, 31, 32), (21, 23, 22), (19, 22, 24), ""),  # the classifier may be as quick
+        ((30, 31, 32), (21, 23, 22), (40, 41, 42), "or lora, the quickest to train (22 s a run)"),
+        ((20, 20, 21), (29, 30, 31), (40, 41, 42), "which is also the quickest to train (20 s"),
+        ((30, 31, 32), (21, 23, 22), (9, 9, 9), "trains no adapter and is the quickest to train"),
+        ((31,), (22,), (40,), ""),  # how runs differ is not known
+    ],
+)
+def test_a_method_is_called_quick_only_where_no_run_of_another_was_as_quick(
+    tiny: tuple[float, ...], lora: tuple[float, ...], classifier: tuple[float, ...], words: str
+) -> None:
+    methods = [timed("tiny", *tiny), timed("lora", *lora, scores=0.69)]
+    near = replace(
+        of("tiny", "lora"), methods=[*methods, timed("classifier", *classifier, scores=0.66)]
+    )
+    said = summary(near)
+    assert "Take tiny for its mean" in said
+    assert ("quick" in said) == bool(words)
+    assert words in said
+    assert "classifier, which trains no adapter" in said, "5.3 points are what it shows"
+    far = replace(near, methods=[*methods, timed("classifier", *classifier, scores=0.1)])
+    assert "trains no adapter" not in summary(far)
+
+
+def test_what_the_table_measures_has_two_digits_and_what_belongs_beside_it_is_said() -> None:
+    found = replace(comparison(0.52), beware=["3 carved rows are like rows to train on"])
+    times = {0.02466: "25 ms", 0.000514: "0.51 ms", 0.00996: "10 ms", 0.2504: "250 ms"}
+    for seconds, words in times.items():
+        one = replace(found.methods[0], row_seconds=seconds)
+        assert lines(replace(found, methods=[one]), 100)[0][0][-1] == words
+    said = " ".join(sentences(found))
+    assert "note: beware: 3 carved rows are like rows to train on." in said
+    assert content(found, 100)["beware"] == ["3 carved rows are like rows to train on"]
+    assert "in 80 % of cases; one of 1, 2 and 4 points in 10 %, 25 % and 70 %." in said

@@ -88,7 +88,7 @@ def test_the_first_is_champion_and_chance_does_not_dethrone_it(sweeps: Sweeps) -
     _start(sweeps)
     first = _promote(sweeps, "a-70")
     assert (first.version, first.moved, first.previous) == (1, True, None)
-    assert "70.00 against 30.00 of the classifier alone (" in first.reason
+    assert "accuracy 70.00 against 30.00 of the classifier alone (" in first.reason
     lucky = _promote(sweeps, "b-71")  # 2 rows of 200: p = 1/4
     assert (lucky.version, lucky.moved, lucky.previous) == (2, False, 1)
     assert "the champion stays" in lucky.reason
@@ -141,7 +141,9 @@ def test_force_moves_the_alias_and_says_so(sweeps: Sweeps) -> None:
     _promote(sweeps, "a-70")
     worse = _promote(sweeps, "b-60", force=True)
     assert (worse.moved, worse.forced) == (True, True)
-    assert worse.reason.startswith("forced, though 60.00 against 70.00")
+    assert worse.reason.startswith(
+        "forced, though accuracy 60.00 against 70.00 of version 1 on 200 held-out rows"
+    )
     supported = _promote(sweeps, "c-90", force=True)
     assert (supported.moved, supported.forced) == (True, False)
 

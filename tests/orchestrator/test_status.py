@@ -53,6 +53,24 @@ def test_finalists_are_no_trials_of_the_search(workspace: Workspace, sweeps: Swe
     assert "running" not in shown(workspace)
 
 
+def test_an_interrupted_finalize_is_gone_on_with_until_there_is_a_winner(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    parent = sweeps.start()
+    sweeps.trial("search_00001", [0.6, 0.8])
+    sweeps.trial("finalists-ab12_00001", [0.7], Outcome.INTERRUPTED, kind="finalist")
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
+    command = Command.of_finalize("first", Kind.SWEEP, ["finalize.seeds=3"])
+    with workspace.lock("first", command):
+        assert shown(workspace)["state"].startswith("finalizing, last sign of life")
+    next_words = "completed, its finalize was interrupted; `tinyattn resume first` goes on"
+    assert shown(workspace)["state"] == next_words
+    assert status(workspace, "first").left == command
+    sweeps.tracker.tag(parent, {"winner": "r1"})
+    assert shown(workspace)["state"] == "completed"
+
+
 def test_a_driver_that_is_gone_on_this_and_on_another_machine(
     workspace: Workspace, sweeps: Sweeps
 ) -> None:

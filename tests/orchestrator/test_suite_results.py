@@ -638,7 +638,7 @@ def test_the_table_fits_what_a_tag_holds(sweeps: Sweeps, count: int, cut: bool) 
     assert text.endswith("with more heads.")
     if cut:
         assert 5 < rows < count
-        assert f"{count - rows} more: `tinyattn sweep status" in text
+        assert f"{count - rows} more: `tinyattn status" in text
     else:
         assert rows == count
 

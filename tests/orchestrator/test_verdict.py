@@ -26,7 +26,7 @@ from orchestrator.spec.trial import Trial
 
 
 def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False) -> Verdict:
-    def candidate(score: float, name: str = "1 head, rank 1") -> Candidate:
+    def candidate(score: float, name: str = "1 head, 1st of the search") -> Candidate:
         held = (None, None) if dev else (score, std)
         # Under heldout the selection score tells the opposite, and must not be looked at.
         select = score if dev else 1 - score
@@ -34,15 +34,15 @@ def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False)
 
     base = None if alone is None else candidate(alone, "classifier alone, 2 seeds")
     best = candidate(heads)
-    return Verdict(base, [best], best, None, None, rates=4)
+    return Verdict(base, [best], best, None, None, "f1", 30, 0 if dev else 2000, rates=4)
 
 
 @pytest.mark.parametrize("dev", [False, True])
 def test_a_gain_within_the_spread_of_the_seeds_is_not_called_sure(dev: bool) -> None:
     clear = gain(verdict(0.80, 0.70, 0.02, dev=dev))
     assert clear == (
-        "One head against the classifier alone (best of 4 learning rates), mean of seeds on the "
-        f"{'validation' if dev else 'held-out'} rows: +10.00 points."
+        "One head against the classifier alone (best of 4 learning rates), mean f1 of seeds on "
+        f"{'30 validation' if dev else '2,000 held-out'} rows: +10.00 points."
     )
     # Two spreads of 3 and 3 points make one of 4.24 points between them.
     unclear = gain(verdict(0.74, 0.70, 0.03, dev=dev))
@@ -63,7 +63,8 @@ def decided(contest: Contest, heldout: tuple[float, float] | None) -> Verdict:
     single = candidate("4 heads collapsed", contest.score)
     how = Collapse("average", None, np.zeros((1, 2)), 0.0)  # type: ignore[arg-type]
     best = Collapsed(expert, single, how)
-    return Verdict(None, [one], one, best, Judgement(contest, 6, heldout))
+    judgement = Judgement(contest, 6, heldout)
+    return Verdict(None, [one], one, best, judgement, "f1", 300, 0 if heldout is None else 2000)
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,16 @@ def decided(contest: Contest, heldout: tuple[float, float] | None) -> Verdict:
             Contest(0.95, 0.90, 0.10),
             (0.9, 0.9),
             True,
-            "p = 0.100); the held-out rows do not object",
+            "f1 95.00 against 90.00 on the 300 selection rows (if they were no better, the best "
+            "of 6 tried would lead by as much with p = 0.100); the held-out rows do not object "
+            "(90.00 against 90.00 on the 2,000 held-out rows)",
         ),
         (Contest(0.95, 0.90, 0.11), (0.99, 0.9), False, "with p = 0.110, above 0.10"),
         (
             Contest(0.95, 0.90, 0.0001),
             (0.89, 0.9),
             False,
-            "held-out rows object with 89.00 against",
+            "held-out rows object with 89.00 against 90.00 on the 2,000 held-out rows",
         ),
         (Contest(0.91, 0.90, None), None, True, "this is no evidence that they are better"),
         (Contest(0.90, 0.90, None), None, False, "on the rows that chose both adapters"),

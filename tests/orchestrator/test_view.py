@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from orchestrator.reporting.suite_view import SuiteProgress
 from orchestrator.reporting.view import LineView, LiveView, Progress, View, brief, clock, view_of
+from orchestrator.spec.command import Kind
 from orchestrator.spec.messages import EndedEarly
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -386,3 +388,17 @@ def test_output_that_is_gone_fails_nothing(make: Make, progress: Progress, event
         EVENTS[event][0](view)
         view.note("a machine has joined")
     assert "a_1" in view.progress.params
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "mean"),
+    [(Kind.SUITE, "task", True), (Kind.COMPARISON, "method", False)],
+)
+def test_methods_are_no_tasks_and_have_no_mean(kind: Kind, column: str, mean: bool) -> None:
+    one = Progress("c-tiny", 2, 4, lambda: 1)
+    one.started("a", {})
+    one.evaluated("a", result(1, 0.9446))
+    whole = SuiteProgress("c", {"tiny": one}, kind)
+    assert ("mean of the best 94.46 (1 of 1 tasks)" in whole.summary()) == mean
+    assert "task" not in whole.summary() or mean
+    assert whole.table().columns[0].header == column

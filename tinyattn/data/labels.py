@@ -51,6 +51,11 @@ def label_remarks(data: TaskData) -> tuple[str, ...]:
     return tuple(remarks)
 
 
+def score_remarks(data: TaskData) -> tuple[str, ...]:
+    """Return remarks that belong beside scores: on carved and shared rows, and on labels."""
+    return (*data.carve_notes, *label_remarks(data))
+
+
 def lacks_choice(data: TaskData) -> str:
     """Return why no score can choose between trials; empty: the rows to select on allow it."""
     task = data.task

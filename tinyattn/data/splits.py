@@ -77,7 +77,9 @@ def load_data(
     train = as_split(rows, "train", subset(left, request.max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
     heldout = dev if request.protocol == "heldout" else None
-    theirs = [carved[name] for name in {select.name, dev.name} & carved.keys()]
+    theirs = {name: carved[name] for name in {select.name, dev.name} & carved.keys()}
+    whole = {split.name for split in (select, heldout) if split is not None} <= theirs.keys()
+    which = "" if whole else " to select on" if select.name in theirs else " that are held out"
     used = [train, select, *extra.values(), *([heldout] if heldout else [])]
     if task.multilabel is not None:
         check_label_sets(task, train)
@@ -90,7 +92,7 @@ def load_data(
         fingerprint=_fingerprint(task, stored.fingerprint),
         truncated=sum(split.truncated for split in used),
         carve_notes=source.notes
-        + carve_notes(theirs, len(rows))
+        + carve_notes(theirs.values(), len(rows), which)
         + shared_notes(stored.shared, stored.splits)
         + (() if task.multilabel is None else threshold_notes(task, select)),
         separator=form.separator if isinstance(form, TextForm) else None,

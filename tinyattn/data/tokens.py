@@ -243,24 +243,25 @@ class TaskData:
     are held out, if any are, have a split of their own."""
 
 
-def carve_notes(carved: Collection[Carved], rows: int) -> tuple[str, ...]:
+def carve_notes(carved: Collection[Carved], rows: int, which: str = "") -> tuple[str, ...]:
     """Return remarks on the limits of scores on carved rows.
 
     Args:
         carved: the carves that are used, one after the other.
         rows: all rows that there were to carve from.
+        which: what the carved rows are for, after a blank; empty: all rows with a score are carved.
     """
     notes = []
     if parted := sum(one.parted for one in carved):
         notes.append(
-            f"{parted:,} carved rows are like rows to train on, so their scores reward memory: too "
-            "few rows are unlike all others"
+            f"{parted:,} carved rows{which} are like rows to train on, so their scores reward "
+            "memory: too few rows are unlike all others"
         )
     passed_over = max((one.passed_over for one in carved), default=0)
     if passed_over > rows * _MOST_PASSED_OVER:
         notes.append(
             f"{passed_over:,} of {rows:,} rows are like too many others to be carved, so scores on "
-            "carved rows say nothing of their kind"
+            f"carved rows{which} say nothing of their kind"
         )
     return tuple(notes)
 

@@ -14,7 +14,9 @@ from orchestrator.cli.common import (
     next_command,
     place_options,
     ray_of,
+    say_beware,
     typed_words,
+    works_on,
     workspace_of,
 )
 from orchestrator.spec.command import Command, Kind, Phase
@@ -84,8 +86,10 @@ def pet(
     workspace = workspace_of(places)
     words = typed_words(plm=plm, generations=generations, seeds=seeds, name=name)
     command = Command(run=name, kind=Kind.PET, phase=Phase.SEARCH, words=words)
+    works_on(workspace, name)
     prepared = prepare_pet(plan, unlabelled, workspace)
     echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
+    say_beware([prepared.facts] if prepared.facts is not None else [])
     with ray_of(places.on):
         found = run_pet(prepared, workspace, echo, command)
     Terminal(None if sys.stdout.isatty() else 120).print(render(found))

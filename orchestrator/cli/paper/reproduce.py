@@ -20,6 +20,7 @@ from orchestrator.cli.common import (
     place_options,
     placed,
     ray_of,
+    say_beware,
     table_width,
     typed_words,
     workspace_of,
@@ -169,6 +170,7 @@ def _run(
     earlier = known_tables(workspace.path_of(able.name))
     first = prepare(able, workspace)
     echo(f"reproduction {able.name}: {amount(len(able.needs), 'sweep')}")
+    say_beware(first.new.values())
     trained = Trained()
     if not is_done(able, first, workspace):
         with ray_of(places.on):

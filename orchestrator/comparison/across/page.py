@@ -31,7 +31,7 @@ from tinyattn.files.atomic import make_folder
 from tinyattn.files.printable import write_page
 
 _PAIR_HEAD = (
-    "better", "worse", "tasks", "mean lead", "95 % interval", "p", "corrected p",
+    "higher", "lower", "tasks", "mean lead", "95 % interval", "p", "corrected p",
 )  # fmt: skip
 
 

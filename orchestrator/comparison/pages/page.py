@@ -38,7 +38,7 @@ from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
 from tinyattn.files.printable import write_page
 
-_PAIR_HEAD = ("better", "worse", "lead", "interval", "p", "corrected p")
+_PAIR_HEAD = ("higher", "lower", "lead", "interval", "p", "corrected p")
 _SEARCH_HEAD = (
     "method", "search", "what was found", "classifier's rate", "selection", "score",
 )  # fmt: skip
@@ -198,6 +198,7 @@ def content(found: Comparison, params: int) -> dict[str, Json]:
         "methods": [_method(one) for one in found.methods],
         "pairs": [_pair(pair, found) for pair in found.pairs],
         "unnamed": [*found.unnamed],
+        "beware": [*found.beware],
     }
 
 

@@ -47,8 +47,9 @@ def numbers(results: SuiteResults) -> dict[str, float]:
     members = results.members
     searched = [run.trial for one in members for run in one.trials if run.kind == "trial"]
     counts = Counter(t.outcome.value if t.outcome else "running" for t in searched)
-    found = {"tasks": len(members), "trials": len(searched)}
-    found["tasks_completed"] = sum(
+    what = "methods" if results.is_comparison else "tasks"
+    found = {what: len(members), "trials": len(searched)}
+    found[f"{what}_completed"] = sum(
         one.record is not None and one.record.outcome is Outcome.COMPLETED for one in members
     )
     found |= {f"trials_{outcome}": count for outcome, count in counts.items()}

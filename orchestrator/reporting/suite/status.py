@@ -105,22 +105,30 @@ class SuiteStatus:
             [
                 f"suite    {self.name}: {self._about()}",
                 f"state    {self._state()}",
-                f"tasks    {len(self.members)}: {self._by_state()}",
+                f"{self._kind.members:9}{len(self.members)}: {self._by_state()}",
                 *(f"average  {line}" for line in self._averages()),
                 *(f"judged   {line}" for line in self._judged()),
                 *([f"left     about {clock(left)}"] if (left := self._seconds_left()) else []),
                 *(f"deleted  {line}" for line in self.deleted),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
-                *_table(self.members),
+                *_table(self.members, self._kind),
             ]
         )
 
     def line(self, width: int) -> str:
         """The status in one line, with the name in a column of `width` characters."""
         averages = "".join(f"; average {line}" for line in self._averages())
-        tasks = f"{len(self.members)} tasks: {self._by_state()}"
-        return f"{self.name:{width}}  suite: {self._state()}; {tasks}{averages}"
+        members = f"{len(self.members)} {self._kind.members}: {self._by_state()}"
+        return f"{self.name:{width}}  {self._kind}: {self._state()}; {members}{averages}"
+
+    @property
+    def _kind(self) -> Kind:
+        """What it is, as far as is known."""
+        if self.judged_by is not None:
+            return self.judged_by.kind
+        is_comparison = self.record is not None and self.record.is_comparison
+        return Kind.COMPARISON if is_comparison else Kind.SUITE
 
     @property
     def _results(self) -> SuiteResults:
@@ -140,7 +148,7 @@ class SuiteStatus:
         return ", ".join(filter(None, parts)) or "no sweep of it has begun"
 
     def _by_state(self) -> str:
-        """Tasks by state, as in `2 completed, 1 running, 1 not begun`."""
+        """Members by state, as in `2 completed, 1 running, 1 not begun`."""
         counts = Counter(one.state for one in self.members)
         return ", ".join(f"{count} {state}" for state, count in counts.items())
 
@@ -165,9 +173,9 @@ class SuiteStatus:
         return sum(known) / running if running and len(known) == len(work) else None
 
     @property
-    def _is_left_open(self) -> bool:
-        """Whether a trial of its finalizer has no outcome."""
-        return any(found.is_left_open for found in self._begun)
+    def _final_left(self) -> list[Status]:
+        """Its sweeps whose finalizer has not come to its end."""
+        return [found for found in self._begun if found.is_final_left]
 
     @property
     def left(self) -> Command:
@@ -177,7 +185,7 @@ class SuiteStatus:
             return self.judged_by
         if outcome is not Outcome.COMPLETED:
             return Command.of_search(self.name, Kind.SUITE)
-        if self._is_left_open and self.command.phase is not Phase.FINAL:
+        if self._final_left and self.command.phase is not Phase.FINAL:
             return Command.of_finalize(self.name, Kind.SUITE)
         return self.command
 
@@ -201,8 +209,8 @@ class SuiteStatus:
             return f"{outcome.value}; next: `{resume}`"
         if self.judged_by is not None and not self.is_judged:
             return f"searched, not judged; next: `{resume}`"
-        if self._is_left_open:
-            return f"completed, its finalize is gone; `{resume}` goes on"
+        if self._final_left:
+            return f"completed, {self._final_left[0].final_words}; `{resume}` goes on"
         adapters = [one.status for one in self.members if not one.member.trains_alone]
         begun = [found.sweep for found in adapters if found is not None]
         done = [sweep for sweep in begun if sweep.outcome is Outcome.COMPLETED]
@@ -221,9 +229,10 @@ def _average(table: Suite, is_one_of_several: bool) -> str:
     )
 
 
-def _table(members: Sequence[MemberStatus]) -> list[str]:
+def _table(members: Sequence[MemberStatus], kind: Kind) -> list[str]:
     """Return a line for each sweep under the columns' names; the PLM where there are several."""
-    rows = [list(_HEAD), *(member.cells() for member in members)]
+    head = [kind.members.removesuffix("s"), *_HEAD[1:]]
+    rows = [head, *(member.cells() for member in members)]
     is_one = len({one.member.plm for one in members if one.member.plm}) <= 1
     if is_one:
         rows = [
