@@ -130,9 +130,13 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
         changes = {**ALONE, "optimizer.lr": rate}
         run_id = sweeps.trial(f"alone-{rate}", [0.99], outcome, overrides=changes)
         sweeps.tracker.tag(run_id, tags)
+    # As a promotion leaves it that is killed while it trains.
+    changes = {**ALONE, "optimizer.lr": 0.003}
+    killed = sweeps.trial("alone-0.003", [0.99], None, overrides=changes)
     said = list[str]()
     promote_adapter(Workspace(tmp_path / "runs"), one_head.run_id, False, said.append)
     assert [line.split(": ")[0].split("=")[1] for line in said] == ["0.003", "0.01"]
+    assert sweeps.tracker.trial(killed).trial.outcome is Outcome.INTERRUPTED
 
 
 def test_of_a_prompted_trial_it_is_the_plm_untrained_once(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def test_results_of_a_suite_that_lacks_a_sweep_are_kept(tmp_path: Path) -> None:
     assert Definition.is_in(workspace.path_of(names[1]))
     with pytest.raises(NameTakenError):
         refuse_taken(names[1], workspace)
+    # On disk it is as a suite that was killed while it grew.
+    with pytest.raises(UsageError, match="killed while it got rte; type the command again that"):
+        resumable_suite("s", workspace, {})
+    left = resumable_suite("s", workspace, {}, as_it_ran=True, without=["rte"])
+    assert list(left.sweeps) == ["sst2"]
 
 
 def test_a_suite_that_another_process_starts_is_left_alone(tmp_path: Path) -> None:
