@@ -153,7 +153,9 @@ def train_alone(
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]
     trained: dict[str, Path | None] = {}
-    with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
+    noted = workspace.goes_on_by(trial.sweep)
+    own = noted if noted.startswith("pet ") else go_on  # by which a PET is known as one
+    with workspace.lock(trial.sweep, own), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
         with closed_in_any_case(open_runs, go_on, outcome) as runs:
