@@ -91,10 +91,9 @@ def promote_adapter(
         say(f"note: {line}")
 
     def train(trial: TrialRun, config: TrainConfig) -> None:
-        is_pet = workspace.command_of(trial.sweep).kind is Kind.PET
         command = Command(
             run=trial.sweep,
-            kind=Kind.PET if is_pet else Kind.SWEEP,
+            kind=Kind.SWEEP,
             phase=Phase.PROMOTE,
             words=("promote", *(typed or [name])),
         )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orchestrator.driver.closing import closed_in_any_case
-from orchestrator.spec.command import Command
+from orchestrator.spec.command import Command, Kind
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, has_no_classifier, is_alone
 from orchestrator.spec.values import Point, Value
@@ -154,7 +154,9 @@ def train_alone(
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]
     trained: dict[str, Path | None] = {}
-    with workspace.lock(trial.sweep, command), tempfile.TemporaryDirectory() as scratch:
+    noted = workspace.command_of(trial.sweep)
+    own = noted if noted.kind is Kind.PET else command  # by which a PET is known as one
+    with workspace.lock(trial.sweep, own), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
         with closed_in_any_case(open_runs, command, outcome) as runs:

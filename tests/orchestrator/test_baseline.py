@@ -6,16 +6,19 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from mlflow_sweeps import Sweeps
 from prompt_files import write_prompt_task
 from tiny_plm import save_tiny_plm
 
+from orchestrator.cli import main
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.execution.worker import report_of
 from orchestrator.registry.promotion import promote_adapter
 from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
 from orchestrator.selection.baseline import find_alone, missing_rates
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE
 from orchestrator.state.ranking import BASELINE
@@ -157,7 +160,16 @@ def test_of_a_prompted_trial_it_is_the_plm_untrained_once(sweeps: Sweeps, tmp_pa
     runs.settle()
     trial = sweeps.tracker.trial(runs.run_of("search_00001"))
     workspace = Workspace(tmp_path / "runs")
+    words = ("pet", "task.yaml")
+    command = Command(run="first", kind=Kind.PET, phase=Phase.FINAL, words=words)
+    with workspace.lock("first", command):
+        pass
     found = promote_adapter(workspace, trial.run_id, False, said.append)
+    assert workspace.command_of("first") == command, "resume goes on with it"
+    words = ("finalize", "first", "--runs", str(workspace.runs))
+    led_away = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert led_away.exit_code == 2
+    assert "'first' is a PET; `tinyattn resume first " in led_away.stderr
     # The PLM's own score on 4 rows of each label, from a trial of this process.
     with contextlib.closing(
         Trainer(config.with_overrides({"adapter.layers": "none"}), ModelCache())
