@@ -422,7 +422,9 @@ def test_label_names_in_a_csv(tiny: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     # The words give the class away: a classifier on random but fixed features finds it.
     held = [line for line in result.stdout.splitlines() if line.startswith("held-out accuracy")]
-    assert float(held[0].split(": ")[1]) > 90
+    score, _, rows = held[0].split(": ")[1].partition(" on ")
+    assert float(score) > 90
+    assert rows == "22 rows"
     with contextlib.closing(Predictor(tmp_path / "out" / "adapter")) as predictor:
         assert predictor.predict([{"text": "no signal 7"}])[0]["label"] == "network"
 
