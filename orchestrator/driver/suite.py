@@ -10,7 +10,7 @@ If the first batch has no trial to run now, the next one gets the slot: none sta
 batch, within its own limits, has a trial. Measurements are in docs/experiments/speed.md ("the
 schedule of a suite").
 
-A batch that fails, or is stopped by itself, leaves the others going.
+A batch that fails, or a user stops on its own, leaves the others going.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def run_batches(
 
     Returns:
         {sweep: its trials that have ended; or what it failed by}. One that fails leaves the others
-        going. One that a user stopped by itself has an InterruptedSweepError.
+        going. One that a user stopped on its own has an InterruptedSweepError.
 
     Raises:
         As `run_batch`, by what concerns all.
@@ -265,7 +265,7 @@ class _Running:
         found = {name: share.error for name, share in driver.shares.items() if share.error}
         for name, share in driver.shares.items():
             if share.ends_as is Outcome.INTERRUPTED:
-                found[name] = InterruptedSweepError("it was stopped by itself")
+                found[name] = InterruptedSweepError("it was stopped on its own")
         return found
 
     def _finish_studies(self, driver: SuiteDriver) -> None:
