@@ -12,7 +12,10 @@ endif
 # transformers 5.10 itself cannot be imported with torch 2.6; with 2.7 it can.
 OLDEST ?= torch==2.6.* transformers==5.11.*
 
-.PHONY: setup demo test test-unit test-long test-cluster test-oldest test-versions test-gpu gpu-bundle lint bench clean
+.PHONY: help setup format check demo test test-unit test-long test-cluster test-oldest test-versions test-gpu gpu-bundle lint bench clean
+
+help:
+	@sed -n '/^```$$/,/^```$$/p;/^`TINYATTN_FUZZ/q' CONTRIBUTING.md | grep "^make"
 
 setup: $(VENV)/.ready
 
@@ -90,6 +93,24 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Ruff alone, which is there in seconds: without the libraries.
+RUFF := $(VENV)-ruff/bin/ruff
+$(RUFF): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-ruff
+	$(VENV)-ruff/bin/python -m pip install $(PIP_OPTIONS) -c constraints.txt ruff
+	touch $@
+
+format: $(RUFF)
+	$(RUFF) check --fix .
+	$(RUFF) format .
+
+# What to run before a commit: lint, and the quick tests of what has changed since SINCE.
+SINCE ?= HEAD
+check: lint
+	files=$$($(BIN)/python tests/touched.py $(SINCE)) || exit 1; [ -z "$$files" ] \
+	  || $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not cluster and not slow" $$files \
+	  || [ $$? = 5 ]  # none of them is quick
+
 bench: setup
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.speed
@@ -100,4 +121,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.rivals
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-ruff $(VENV)-oldest $(VENV)-newest build dist *.egg-info
