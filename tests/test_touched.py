@@ -26,7 +26,8 @@ def test_tests_are_found_over_an_import_and_over_a_file_between(tmp_path: Path) 
     among = [tmp_path / name for name in texts]
 
     def found(*changed: str) -> set[str]:
-        return {path.stem for path in related_tests([tmp_path / c for c in changed], among, tmp_path)}
+        files = [tmp_path / name for name in changed]
+        return {path.stem for path in related_tests(files, among, tmp_path)}
 
     assert found("pkg/low.py") == {"test_low", "test_high", "test_helped"}
     assert found("tests/test_other.py", "README.md") == {"test_other"}
