@@ -22,7 +22,6 @@ from tinyattn.collector import imports_uncollected
 from tinyattn.errors import (
     AbsentTaskFileError,
     TaskError,
-    TinyAttnError,
     UsageError,
     did_you_mean,
 )
@@ -44,7 +43,7 @@ _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _IMPORTED = f"{__name__}.imported"
 _RUN = f"{__name__}.run"
-"""Key in click's context of the run that a command works on: (name, folder)."""
+"""Key in click's context of the run that a command works on: (name, folder, command)."""
 _PLACES = ("runs", "tracking_uri", "data", "on")
 """Parameters of the place options."""
 WHOLE = 10_000
@@ -195,7 +194,7 @@ def typed_words(**resolved: object) -> tuple[str, ...]:
         elif isinstance(value, bool):
             words += [parameter.opts[0]] if value else []
         else:
-            words += [parameter.opts[0], f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [parameter.opts[0], str(value)]
     return (*words, *(word for module in imported() for word in ("--import", module)))
 
 
@@ -290,36 +289,30 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
     return joined(cluster, echo)
 
 
-def works_on(workspace: Workspace, name: str) -> None:
-    """Note that this command works on a run, so that Ctrl-C names what goes on with it."""
-    click.get_current_context().meta[_RUN] = (name, workspace.path_of(name))
+def works_on(workspace: Workspace, name: str, command: Command | None = None) -> None:
+    """Note that this command works on a run, so that Ctrl-C names what goes on with it.
+
+    Args:
+        workspace: where the run is kept.
+        name: the run's.
+        command: what goes on while nothing of the run is on disk; None: nothing is lost by then.
+    """
+    click.get_current_context().meta[_RUN] = (name, workspace.path_of(name), command)
 
 
 def interrupted_words() -> str:
-    """Return the message for Ctrl-C, with the next command where a run is known and on disk."""
+    """Return the message for Ctrl-C, with the next command where a run is known."""
     from orchestrator.state.definition import Definition
     from orchestrator.state.suite_definition import SuiteDefinition
 
     words = "error: interrupted; what had finished before is kept"
     context = click.get_current_context(silent=True)
-    name, folder = (None if context is None else context.meta.get(_RUN)) or ("", Path())
-    if not name or not (Definition.is_in(folder) or SuiteDefinition.is_in(folder)):
+    if context is None or _RUN not in context.meta:
         return words
-    return f"{words}; next: `tinyattn resume {shlex.quote(name)}`"
-
-
-@contextmanager
-def going_on_by(command: Command) -> Iterator[None]:
-    """Name the command that goes on where Ctrl-C or SIGTERM ends the block.
-
-    All of it is named: little or nothing may be on disk yet that `resume` could go on with.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise TinyAttnError(
-            f"interrupted; what had ended is kept; `{command.typed}` goes on where it was"
-        ) from None
+    name, folder, command = context.meta[_RUN]
+    if Definition.is_in(folder) or SuiteDefinition.is_in(folder):
+        return f"{words}; next: `tinyattn resume {shlex.quote(name)}`"
+    return words if command is None else f"{words}; next: `{command.typed}`"
 
 
 @contextmanager

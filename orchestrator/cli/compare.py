@@ -14,7 +14,6 @@ from orchestrator.cli.common import (
     Places,
     capacity_of,
     echo,
-    going_on_by,
     import_option,
     imported,
     next_command,
@@ -22,6 +21,7 @@ from orchestrator.cli.common import (
     ray_of,
     say_beware,
     typed_words,
+    works_on,
     workspace_of,
 )
 from orchestrator.spec.command import Command, Kind, Phase
@@ -140,8 +140,8 @@ def compare(
     wishes = _plan(wanted, budget, wish, workspace, places, planned, is_begun=begun is not None)
     if planned:
         return
-    with going_on_by(command):
-        _compare(whole, wanted, budget, wishes, size, workspace, places)
+    works_on(workspace, whole, command)
+    _compare(whole, wanted, budget, wishes, size, workspace, places)
 
 
 def _compare(

@@ -36,11 +36,13 @@ if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.state.workspace import Workspace
 
 _MORE = {
-    Kind.COMPARISON: ("searches", "methods", "detect", "hours"),
+    Kind.COMPARISON: ("searches", "trials", "methods", "detect", "hours"),
     Kind.REPRODUCTION: ("trials",),
     Kind.PET: ("generations",),
 }
-"""Options of the command of a run that make it more, by its kind."""
+"""Options of the command of a run that make it longer, by its kind."""
+_AMOUNTS = {"searches", "trials", "detect", "hours"}
+"""Those that say how far a comparison is searched."""
 
 
 @click.command("resume")
@@ -97,7 +99,7 @@ def extend(
     workspace = workspace_of(places)
     command = _whole_of(workspace, name)
     if command.kind in _MORE:
-        run_again([*command.words, *_more(command, parse_overrides(overrides))])
+        run_again(_longer(command, parse_overrides(overrides)))
         return
     is_suite = _is_suite_here(name, workspace)
     changes, gpu_hours = _extension(name, overrides, is_suite)
@@ -106,8 +108,11 @@ def extend(
     _go_on(name, changes, as_it_ran, places, without, gpu_hours)
 
 
-def _more(command: Command, chosen: Mapping[str, Json]) -> list[str]:
-    """Return the options that make more of a command's run.
+def _longer(command: Command, chosen: Mapping[str, Json]) -> list[str]:
+    """Return the words of a command that makes its run longer.
+
+    What a comparison on disk has decides the size of its searches: an amount that is typed takes
+    the place of all that the command had.
 
     Raises:
         UsageError: it takes no such key.
@@ -116,11 +121,18 @@ def _more(command: Command, chosen: Mapping[str, Json]) -> list[str]:
     for key in chosen:
         if key not in known:
             raise UsageError(
-                f"got {key}=...; of a {command.kind} allowed are "
-                f"{', '.join(f'{one}=...' for one in known)}, or type `{command.typed}` with what "
+                f"got {key}=...; expected of a {command.kind}: "
+                f"{', '.join(f'{one}=...' for one in known)}; or type `{command.typed}` with what "
                 "else is to join"
             )
-    return [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
+    gone = {*chosen, *(_AMOUNTS if _AMOUNTS & chosen.keys() else ())}
+    flags = {f"--{key}" for key in gone}
+    kept = [
+        word
+        for before, word in zip(("", *command.words), command.words, strict=False)
+        if word not in flags and before not in flags
+    ]
+    return [*kept, *(word for key, value in chosen.items() for word in (f"--{key}", str(value)))]
 
 
 def _extension(

@@ -7,7 +7,6 @@ its own beside it.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,15 +46,11 @@ class SuiteDefinition(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, data: object) -> object:
-        """Read what 0.1 wrote, where the command is a text under `go_on`."""
+        """Read a file that has the command as a text under `go_on`."""
         if not isinstance(data, dict) or not isinstance(data.get("go_on"), str):
             return data
-        words = shlex.split(data["go_on"])
-        kind = Kind.REPRODUCTION if words[:1] == ["reproduce"] else Kind.COMPARISON
-        run = words[words.index("--name") + 1] if "--name" in words[:-1] else data.get("name")
-        command = {"run": run, "kind": kind, "phase": Phase.SEARCH, "words": words}
         rest = {key: value for key, value in data.items() if key != "go_on"}
-        return {**rest, "command": command}
+        return {**rest, "command": Command.of_text(data["go_on"], str(data.get("name")))}
 
     @staticmethod
     def is_in(folder: Path) -> bool:

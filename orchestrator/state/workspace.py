@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
 from orchestrator.spec.command import Command
 from orchestrator.spec.config import check_name
@@ -284,8 +283,11 @@ class Workspace:
     def command_of(self, name: str) -> Command:
         """Return the command that holds a sweep's lock, or that held it last."""
         try:
-            return Command.model_validate_json(read_text(self.path_of(name) / LOCK, _MOST_NOTE))
-        except (OSError, UnfitError, ValidationError):  # none yet, or cut off by a full disk
+            noted = read_text(self.path_of(name) / LOCK, _MOST_NOTE)
+            if noted.startswith("{"):
+                return Command.model_validate_json(noted)
+            return Command.of_text(noted, name)
+        except (OSError, UnfitError, ValueError):  # none yet, or cut off by a full disk
             return Command.of_search(name)
 
     def is_held(self, name: str) -> bool:

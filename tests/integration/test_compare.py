@@ -65,13 +65,13 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert fewer.exit_code == 0, fewer.output
     assert logs(runs) == before, "what is not named stays as it is"
     also = (*METHODS, "bottleneck")
-    wider = ("rte", *FEW, "--plm", plm, "--methods", ",".join(also), *place, "--searches", "4")
     # A driver that is killed while it adds a method leaves its name in the suite's file.
     suite = runs / "sweeps" / "compare-rte" / "suite.json"
     there = json.loads(suite.read_text())
     there["sweeps"]["bottleneck"] = "compare-rte-bottleneck"
     suite.write_text(json.dumps(there))
-    more = call("compare", *wider)
+    wider = ("searches=4", f"methods={','.join(also)}")
+    more = call("extend", "compare-rte", *wider, *place)
     assert more.exit_code == 0, more.output
     for method in also:
         assert untruths(runs, f"compare-rte-{method}", 8) == []

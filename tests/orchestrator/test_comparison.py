@@ -19,6 +19,7 @@ from tiny_plm import save_tiny_plm
 from transformers import AutoConfig
 
 from orchestrator.cli import main
+from orchestrator.cli.compare import compare
 from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.methods import one_head_size, sized_methods
 from orchestrator.comparison.pages.page import keep, publish
@@ -301,9 +302,19 @@ def test_a_comparison_goes_on_as_a_whole(
     monkeypatch.setattr("orchestrator.cli.runs.run_again", lambda words: asked.append([*words]))
     typed(searched, *verb, name)
     more = typed(searched, "extend", name, "generations=4", code=2).stderr
-    assert "got generations=...; of a comparison allowed are searches=..., methods=..." in more
-    typed(searched, "extend", name, "searches=3")
-    assert asked == [WORDS, [*WORDS, "--searches", "3"]]
+    assert "got generations=...; expected of a comparison: searches=..., trials=..., methods" in more
+    for more in ("searches=4", "trials=12", "detect=2"):
+        typed(searched, "extend", name, more)
+    (_, *longer) = asked
+    budgets = []
+    for words in longer:  # of three trials each, as three searches of it would be on disk
+        with compare.make_context("compare", words[1:]) as context:
+            own = context.params
+        begun, in_steps = Budget(3, 3), own["detect"] is not None
+        budgets.append(budget_of(own["trials"], own["searches"], begun, in_steps))
+        assert own["methods"] == "tiny,lora"
+    assert asked[0] == WORDS
+    assert budgets == [Budget(4, 3), Budget(4, 3), Budget(3, 3)]
     assert "--as-it-ran goes with" in typed(searched, *verb, name, "--as-it-ran", code=2).stderr
 
 

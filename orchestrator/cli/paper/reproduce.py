@@ -13,7 +13,6 @@ from orchestrator.cli.common import (
     Places,
     capacity_of,
     echo,
-    going_on_by,
     import_option,
     imported,
     next_command,
@@ -23,6 +22,7 @@ from orchestrator.cli.common import (
     say_beware,
     table_width,
     typed_words,
+    works_on,
     workspace_of,
 )
 from orchestrator.spec.command import Command, Kind, Phase
@@ -100,8 +100,8 @@ def reproduce(
         return
     for why in filter(None, why_not.values()):
         echo(f"left out: {why}")
-    with going_on_by(command):
-        _run(able, whole, workspace, places)
+    works_on(workspace, run, command)
+    _run(able, whole, workspace, places)
 
 
 def _plan(
