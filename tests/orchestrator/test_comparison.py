@@ -301,8 +301,8 @@ def test_a_comparison_goes_on_as_a_whole(
     asked: list[list[str]] = []
     monkeypatch.setattr("orchestrator.cli.runs.run_again", lambda words: asked.append([*words]))
     typed(searched, *verb, name)
-    more = typed(searched, "extend", name, "generations=4", code=2).stderr
-    assert "got generations=...; expected of a comparison: searches=..., trials=..., methods" in more
+    refused = typed(searched, "extend", name, "generations=4", code=2).stderr
+    assert "got generations=...; expected of a comparison: searches=..., trials=" in refused
     for more in ("searches=4", "trials=12", "detect=2"):
         typed(searched, "extend", name, more)
     (_, *longer) = asked
